@@ -17,7 +17,7 @@ from perdure.kernel.invocation import EncodedInvocation, Invocation
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
-from perdure.kernel.step_records import NotRun
+from perdure.kernel.step_records import Missed
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.residency import EntryRequest
 from perdure.orchestrator.sweep import Counts
@@ -220,9 +220,7 @@ class LocalGateway(StoreGateway):
             raise refused(id, error) from error
         return True
 
-    async def step_arguments(
-        self, run: RunRow, batches: Sequence[Batch], not_run: list[NotRun]
-    ) -> dict[str, dict[str, Any]]:
+    async def step_arguments(self, run: RunRow, batches: Sequence[Batch], missed: Missed) -> dict[str, dict[str, Any]]:
         """Replay a run, and read the arguments of its steps, and which nodes of it did not run."""
         orchestrator = self.orchestrator
         found: dict[str, dict[str, Any]] = {}
@@ -233,7 +231,7 @@ class LocalGateway(StoreGateway):
 
         def replay() -> None:
             run_id = run.root or run.run_id
-            found.update(arguments(self.programs, self._base.codec, run_id, started, whole, not_run))
+            found.update(arguments(self.programs, self._base.codec, run_id, started, whole, missed))
 
         await orchestrator.in_callback(replay)
         return found

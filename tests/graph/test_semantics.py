@@ -646,3 +646,62 @@ def test_a_call_is_checked_against_the_inputs(call: dict[str, int]) -> None:
 def test_an_unknown_option_is_an_error() -> None:
     with pytest.raises(TypeError, match="max_concurency"):
         Graph([odd], name="g", max_concurency=1)  # type: ignore[call-overload]
+
+
+async def test_the_cause_of_a_skip_is_what_is_missing_and_not_what_another_node_stands_in_for() -> None:
+    @route(targets=["left", "right"])
+    def side(x: int) -> str:
+        return "right"
+
+    @node(outputs="one")
+    def left(x: int) -> int:
+        return x
+
+    @node(outputs="one")
+    def right(x: int) -> int:
+        return x
+
+    def none(x: int) -> int:
+        return x
+
+    def joined(parts: list[int]) -> int:
+        return sum(parts)
+
+    never = node(none, when=lambda x: x > 1)
+    graph = Graph([side, left, right, never, node(joined, inputs={"parts": ["one", "none"]})], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r")
+        assert result.output.skipped["joined"] == "none:0 was skipped"
+        causes = {step.path: step.skipped_by for step in await engine.steps("r") if step.status == "skipped"}
+        assert causes == {"left:0": "side:0", "none:0": "when", "joined:0": "none:0"}
+
+
+@pytest.mark.parametrize("chosen", ["after", "later", None])
+async def test_a_gate_of_a_loop_skips_one_turn_of_a_node_outside_it(chosen: str | None) -> None:
+    @node
+    def count(count: int = 0) -> int:
+        return count + 1
+
+    @route(targets=["count", "after", "later", END])
+    def again(count: int) -> Any:
+        return "count" if count < 3 else chosen or END
+
+    @node
+    def after(count: int) -> int:
+        return count
+
+    @route(targets=["last", END])
+    def later(count: int) -> Any:
+        return "last"
+
+    @node
+    def last(count: int) -> int:
+        return count
+
+    graph = Graph([count, again, after, later, last], name="g", loops=["count"])
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(), id="r")
+        causes = {step.path: step.skipped_by for step in await engine.steps("r") if step.status == "skipped"}
+    wanted = {"after:0": "again:2", "later:0": "again:2", "last:0": "later:0"}
+    gone = {"after": ["after:0"], "later": ["later:0", "last:0"], None: []}[chosen]
+    assert causes == {op: cause for op, cause in wanted.items() if op not in gone}

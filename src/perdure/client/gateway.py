@@ -19,7 +19,7 @@ from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
-from perdure.kernel.step_records import NotRun
+from perdure.kernel.step_records import Missed
 from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 
@@ -95,10 +95,8 @@ class RunGateway(Protocol):
         """A run with a past was put into the store: an engine may load it."""
         return
 
-    async def step_arguments(
-        self, run: RunRow, batches: Sequence[Batch], not_run: list[NotRun]
-    ) -> dict[str, dict[str, Any]]:
-        """The arguments of steps by op path, where the code is here to tell them; `not_run` gets what did not run."""
+    async def step_arguments(self, run: RunRow, batches: Sequence[Batch], missed: Missed) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, where the code is here to tell them; `missed` gets what did not run."""
         return {}
 
 

@@ -56,7 +56,7 @@ from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.step_records import NotRun, StepRecord, began, not_run
+from perdure.kernel.step_records import Missed, StepRecord, began, not_run
 from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
@@ -253,15 +253,15 @@ class Queries:
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
         batches = await self._base.store.journal.read(run.root or run.run_id)
         try:
-            records, missed = steps_of(batches), list[NotRun]()
+            records, missed = steps_of(batches), Missed()
             program = self._gateway.find_program(run.program, run.version)
             short = sum(len(batch.events) for batch in batches) <= REPLAYED
             wanted = inputs or (inputs is None and (short or (program is not None and program.decides)))
             replayed = await self._gateway.step_arguments(run, batches, missed) if wanted else {}
-            if missed:
-                told = {turn.op for turn in missed}
-                records = [record for record in records if record.attempts or record.path not in told]
-                records = sorted([*records, *map(not_run, missed)], key=began)
+            if missed.turns or missed.whole:
+                told = {turn.op for turn in missed.turns}
+                records = [one for one in records if one.attempts or not (missed.whole or one.path in told)]
+                records = sorted([*records, *map(not_run, missed.turns)], key=began)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
             return [

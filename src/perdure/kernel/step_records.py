@@ -57,6 +57,13 @@ class NotRun(msgspec.Struct, frozen=True):
     at: float
 
 
+class Missed(msgspec.Struct):
+    """The turns that did not run, as a replay finds them; all of them if the code fits the `whole` journal."""
+
+    turns: list[NotRun] = []
+    whole: bool = False
+
+
 class StepRecord(msgspec.Struct):
     """One step of a run."""
 

@@ -17,7 +17,7 @@ from perdure.kernel.history.fork import find, ops
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.step_records import NotRun
+from perdure.kernel.step_records import Missed, NotRun
 from perdure.kernel.values.arguments import by_name, names_of
 from perdure.kernel.values.codec import Codec
 
@@ -106,13 +106,14 @@ def arguments(
     run_id: str,
     started: RunStarted,
     batches: Sequence[Batch],
-    not_run: list[NotRun] | None = None,
+    missed: Missed | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The arguments of every step by op path, as far as the code fits the journal. Drives bodies: call it from no task.
 
-    `not_run` gets the nodes of graphs that did not run. Raises UnknownProgram or UnknownVersion where no program fits.
+    `missed` gets the nodes of graphs that did not run. Raises UnknownProgram or UnknownVersion where no program fits.
     """
     found: dict[str, dict[str, Any]] = {}
+    whole = False
     replay = open_replay(programs, run_id, started, codec, batches, kind=_Noting)
     assert isinstance(replay, _Noting)
     replay.notes = {}
@@ -124,13 +125,17 @@ def arguments(
                 if isinstance(event, StepStarted) and event.op in replay.open_steps and event.op not in found:
                     command = replay.open_steps[event.op]
                     found[event.op] = by_name(names_of(command), command.inputs)
+        whole = True
     except Exception:
         pass
     finally:
         replay.close()
-    if not_run is not None:
+    if missed is not None:
+        missed.whole = whole
         for path, notes in replay.notes.items():
-            not_run += [replace(one, op=f"{path}/{one.op}", by=_within(path, one.by)) if path else one for one in notes]
+            missed.turns += [
+                replace(one, op=f"{path}/{one.op}", by=_within(path, one.by)) if path else one for one in notes
+            ]
     return found
 
 

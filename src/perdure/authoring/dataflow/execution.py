@@ -412,7 +412,14 @@ class DataflowExecution:
             every = [value for value in found if value is not None]
             return Value(joined(every)) if len(every) == len(found) else None
         assert isinstance(source, FirstOf)
-        return next((value for one in source.parts if (value := self._find(one)) is not None), None)
+        before = len(self._lost)
+        for one in source.parts:
+            value = self._find(one)
+            if value is not None:
+                # What it stands in for is not missing, unless that has failed.
+                self._lost[before:] = [lost for lost in self._lost[before:] if self._status[lost] >= FAILED]
+                return value
+        return None
 
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
