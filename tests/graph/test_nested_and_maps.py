@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, step, workflow
+from perdure import Engine, RunStatus, rule, step, workflow
 from perdure.graph import Graph, interrupt, node
 from tests.graph.running import run
 
@@ -249,3 +250,40 @@ async def test_items_can_be_asked_for_in_order_and_by_status() -> None:
             "fetch:0[5]",
             "fetch:0[6]",
         ]
+
+
+@pytest.mark.parametrize("kind", ["graph", "twice", "item", "workflow"])
+async def test_the_rules_of_a_graph_hold_for_the_programs_in_it_behind_their_own(kind: str) -> None:
+    tries: Counter[str] = Counter()
+
+    def fail(name: str) -> None:
+        tries[name] += 1
+        raise ConnectionError
+
+    @step
+    def flaky(x: int) -> int:
+        fail("flaky")
+        return x
+
+    @step
+    def own(x: int) -> int:
+        fail("own")
+        return x
+
+    @workflow(rules=[rule("own", attempts=2, initial=0.001, on_failure="skip")])
+    async def in_code(x: int) -> None:
+        await flaky(x)
+        await own(x)
+
+    inner: Any = Graph([flaky, own], name="inner", rules=[rule("own", attempts=2, initial=0.001, on_failure="skip")])
+    if kind == "twice":
+        inner = Graph([inner], name="middle")
+    elif kind == "item":
+        inner = inner.map_over("x")
+    elif kind == "workflow":
+        inner = node(in_code)
+    rules = [rule("flaky", attempts=3, initial=0.001, on_failure="skip"), rule("own", attempts=5, initial=0.001)]
+    outer = Graph([inner], name="outer", rules=rules)
+    async with Engine("memory://", [outer]) as engine:
+        assert (await engine.run(outer(x=[1] if kind == "item" else 1))).status is RunStatus.COMPLETED
+    assert tries == {"flaky": 3, "own": 2}

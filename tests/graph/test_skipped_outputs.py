@@ -123,3 +123,12 @@ async def test_a_map_whose_list_was_skipped_is_skipped() -> None:
         assert (await engine.run(graph(x=0))).output == {"apart": 0}
         assert (await engine.run(graph(x=1))).output == {"apart": 1, "item": [1]}
         assert (await engine.run(graphs(x=0))).output == {"apart": 0}
+
+
+@pytest.mark.parametrize(("on_error", "results"), [("fail", [1, 2]), ("none", [1, None, 2])])
+async def test_a_value_that_some_items_lack(on_error: Any, results: list[Any]) -> None:
+    parts = Graph([a, gate, apart], name="parts").map_over("x", on_error=on_error)
+    graph = Graph([parts, node(lambda a: a, name="took")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=[1, 0, 2]))
+        assert result.output == {"took": results, "apart": [1, 0, 2]}

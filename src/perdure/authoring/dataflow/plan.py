@@ -18,8 +18,9 @@ from perdure.kernel.program import Program
 Kind: TypeAlias = Literal["step", "gate", "wait", "child"]
 OnFailure: TypeAlias = Literal["stop", "continue"]
 OnError: TypeAlias = Literal["fail", "none", "skip"]
-# The way to a part of a value: keys of objects and positions in lists; `EACH` means every item of a list.
-EACH = "*"
+# The way to a part of a value: keys of objects and positions in lists; `EACH` means every item of a list, with None for
+# one that has no such part, and `PRESENT` every item that has it.
+EACH, PRESENT = "*", "?"
 Path: TypeAlias = tuple[str | int, ...]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.plan import EACH, Path
+from perdure.authoring.dataflow.plan import EACH, PRESENT, Path
 from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
 from perdure.kernel.values.codec import Codec, OwnDecoder
 from perdure.kernel.values.types import name_of
@@ -49,9 +49,9 @@ class Value:
         value = self
         for depth, key in enumerate(path):
             try:
-                if key == EACH:
-                    parts = [item.part(path[depth + 1 :]) or _NULL for item in value.items()]
-                    return Value(joined(parts))
+                if key in (EACH, PRESENT):
+                    parts = [item.part(path[depth + 1 :]) for item in value.items()]
+                    return Value(joined([part or _NULL for part in parts if part is not None or key == EACH]))
                 if isinstance(key, int):
                     value = value.items()[key]
                 else:

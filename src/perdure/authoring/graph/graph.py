@@ -35,7 +35,7 @@ from perdure.kernel.ids import WrongValue, check_name, check_version, op_name
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.rule_names import StepNames
-from perdure.kernel.policies.rules import RulesLike, rules_of
+from perdure.kernel.policies.rules import NONE, Rules, RulesLike, combine, rules_of
 from perdure.kernel.policies.versions import check_accepts
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
@@ -204,6 +204,7 @@ class Graph(Program, Generic[P, R]):
             renamed = tuple((self._output_names.get(name, name), source) for name, source in built.plan.results)
             required = frozenset(self._output_names.get(name, name) for name in built.plan.required)
             self.plan = msgspec.structs.replace(built.plan, results=renamed, required=required)
+        self.plan = _ruled(self.plan, self.rules)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
         # Inputs that answer questions before they are asked.
         self.answers = {
@@ -523,6 +524,22 @@ class Graph(Program, Generic[P, R]):
                 self.check_input(started.input, codec)
                 return DataflowExecution(self.plan, msgspec.structs.replace(started, input=Raw(renamed)), codec, past)
         return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec))
+
+
+def _ruled(plan: Plan, rules: Rules) -> Plan:
+    """A plan whose nested programs have rules behind their own."""
+    if rules == NONE or all(node.program is None for node in plan.nodes):
+        return plan
+    nodes = []
+    for node in plan.nodes:
+        if node.program is not None:
+            nested, before = copy.copy(node.program), node.program.rules
+            nested.rules = Rules(combine((before, rules)), before.replaces or rules.replaces)
+            if isinstance(nested, Graph):
+                nested.plan = _ruled(nested.plan, rules)
+            node = msgspec.structs.replace(node, program=nested)
+        nodes.append(node)
+    return msgspec.structs.replace(plan, nodes=tuple(nodes))
 
 
 def _member(given: Any) -> Member:

@@ -17,7 +17,7 @@ from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, refuse_method, seconds, step
 from perdure.authoring.dataflow.build import Draft, Made, Wanted
-from perdure.authoring.dataflow.plan import EACH, Mapped, OnError, Question
+from perdure.authoring.dataflow.plan import EACH, PRESENT, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import Node as PlannedNode
 from perdure.authoring.dataflow.values import OrSkipped
@@ -157,8 +157,9 @@ class Node(Step[P, R]):
                 else one
                 for one in wants
             )
+            each = EACH if self.mapped.on_error == "none" else PRESENT
             makes = tuple(
-                replace(one, path=(EACH, *one.path) if one.path else (), type=_results(one.type, self.mapped))
+                replace(one, path=(each, *one.path) if one.path else (), type=_results(one.type, self.mapped))
                 for one in makes
             )
             planned = replace(planned, mapped=self.mapped)
