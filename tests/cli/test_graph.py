@@ -47,8 +47,12 @@ def test_a_graph_is_run_read_and_checked_as_a_workflow_is(cli: Cli) -> None:
     assert (ran.code, ran.json) == (0, "abab")
     steps = cli("runs", "steps", "r", "--store", cli.url, "--json").json
     assert [step["path"] for step in steps] == ["embed:0", "answer:0"]
-    ran = cli("run", "graphs.py:outer", "--input", '{"query": "ab"}', "--store", cli.url)
+    ran = cli("run", "graphs.py:outer", "--input", '{"query": "ab"}', "--id", "o", "--store", cli.url)
     assert (ran.code, ran.json) == (0, {"rag": "abab"})
+    tasks = cli("runs", "inspect", "o", "--at", "rag:0/answer:0", "--store", cli.url, "--json").json["tasks"]
+    assert [task["waits_for"] for task in tasks] == ["rag:0", "rag:0/answer:0"]
+    assert "> @node" in cli("runs", "inspect", "r", "--at", "answer:0", "--store", cli.url).out
+    assert "has ended" in cli("runs", "inspect", "r", "--store", cli.url).err
     assert cli("upgrade-check", "graphs.py", "--store", cli.url).code == 0
     wrong = cli("run", "graphs.py:rag", "--input", '{"quary": "ab"}', "--store", cli.url)
     assert wrong.code == 2

@@ -218,6 +218,8 @@ async def test_the_values_of_a_run_are_there_by_name_now_and_as_they_were() -> N
         history = await engine.history("r")
         assert [one.op for one in history] == ["", "split:0", "items:0", "doubled:0[0]", "doubled:0[1]"]
         assert [list(one.values) for one in history[:2]] == [["x"], ["x", "low", "high"]]
+        both = ("doubled:0[0]", "doubled:0[1]")
+        assert [one.next for one in history] == [("split:0",), ("items:0",), both, both[1:], ("asked:0",)]
         await engine.run(graph, id="r", answers={"asked": "yes"})
         last = (await engine.history("r"))[-1]
         assert (last.op, last.values["asked"], last.next) == ("asked:0", "yes", ())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import GraphInvalid
-from perdure.graph import END, Graph, ifelse, interrupt, node, route
+from perdure.errors import GraphInvalid, UsageError
+from perdure.graph import END, Graph, InterruptNode, ifelse, interrupt, node, route
 
 
 @node
@@ -235,3 +235,22 @@ def test_exclusive_producers_and_declared_loops_are_fine() -> None:
 
     Graph([one_v, other_v, one_of_them], name="g")
     Graph([a, b, back], name="g", loops=["a"])
+
+
+def test_an_empty_name_is_refused_and_not_taken_for_none() -> None:
+    def plain(x: int) -> bool:
+        return True
+
+    calls: list[Callable[[], object]] = [
+        lambda: node(plain, name=""),
+        lambda: node(name="")(plain),
+        lambda: node(a, name=""),
+        lambda: route(targets=["a"], name="")(plain),
+        lambda: ifelse("a", "b", name="")(plain),
+        lambda: interrupt(answer=int, name="")(plain),
+        lambda: InterruptNode("", "x", int),
+        lambda: Graph([a], name="g").as_node(name=""),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="not empty"):
+            call()

@@ -671,6 +671,7 @@ async def test_the_cause_of_a_skip_is_what_is_missing_and_not_what_another_node_
     graph = Graph([side, left, right, never, node(joined, inputs={"parts": ["one", "none"]})], name="g")
     async with Engine("memory://", [graph]) as engine:
         result = await engine.run(graph(x=1), id="r")
+        assert result.output is not None
         assert result.output.skipped["joined"] == "none:0 was skipped"
         causes = {step.path: step.skipped_by for step in await engine.steps("r") if step.status == "skipped"}
         assert causes == {"left:0": "side:0", "none:0": "when", "joined:0": "none:0"}

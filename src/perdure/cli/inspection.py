@@ -106,7 +106,9 @@ def _target(module: str | None, program: str, files: Sequence[str]) -> Target:
 
 def _show(found: Sequence[SuspendedTask], id: str, at: str | None) -> None:
     if not found:
-        note(f"the body of {id!r} has ended there" if at is None else f"no body of {id!r} waits at {at}")
+        note(
+            f"{id!r} has ended: nothing of it is under way" if at is None else f"nothing of {id!r} is under way at {at}"
+        )
         return
     for number, task in enumerate(found):
         waits = f", waits for {task.waits_for}" if task.waits_for else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
@@ -38,13 +39,16 @@ from perdure.kernel.events import (
     AnyEvent,
     Batch,
     ChildFinished,
+    ChildStarted,
     Entry,
     RunFinished,
     RunStarted,
     RunStatus,
     StepOutcome,
+    StepStarted,
     StepStatus,
     StepSucceeded,
+    WaitOpened,
     WaitResolved,
     entries,
     moment,
@@ -331,6 +335,9 @@ class Queries:
                     values |= flow.named(inner, _with_items(inner, msgspec.json.decode(value), mapped))
                 if (every and ended) or isinstance(event, RunStarted):
                     found.append(_checkpoint(state, seq, batch.at, inner, values, prefix))
+                elif isinstance(event, StepStarted | WaitOpened | ChildStarted) and op.startswith(prefix):
+                    # What begins before the next op has ended was the next to run.
+                    found[-1] = dataclasses.replace(found[-1], next=tuple(dict.fromkeys((*found[-1].next, inner))))
         if not every:
             last = batches[-1]
             found.append(_checkpoint(state, last.seq, last.at, "", values, prefix))

@@ -180,7 +180,7 @@ class GraphCheckpoint:
     status: RunStatus
     values: dict[str, Any]
     next: tuple[str, ...]
-    """The ops that had begun and not ended, or that were waited for."""
+    """The ops that had begun and not ended, and those that began next."""
     interrupts: tuple[str, ...]
     """The op paths of open questions."""
     run_id: str = ""

@@ -41,7 +41,8 @@ class FrameText(msgspec.Struct, frozen=True):
 class SuspendedTask(msgspec.Struct, frozen=True):
     """A task of a body that is not done: what it waits for, and its functions, the innermost last.
 
-    `task` is the op path that its ops begin with; none for the body itself.
+    Or a node of a graph that has begun and not ended: the op that is waited for. `task` is the op path that its ops
+    begin with; none for the body itself.
     """
 
     program: str
@@ -157,11 +158,15 @@ def _end(batches: Sequence[Batch], at: str | int | None) -> int:
 
 
 def _suspended(program: str, path: str, execution: Execution, width: int) -> list[SuspendedTask]:
+    prefix = f"{path}/" if path else ""
     if not isinstance(execution, Body):
-        return []
+        nodes: dict[str, Any] = getattr(execution, "under_way", dict)()
+        return [
+            SuspendedTask(program, path, prefix + op, (FrameText(node.name, node.where, {}),))
+            for op, node in nodes.items()
+        ]
     found = []
     for task in execution.loop.tasks():
-        prefix = f"{path}/" if path else ""
         waits_for = _waits_for(task)
         frames = tuple(_frame_text(frame, width) for frame in waiting_frames(task.body))
         name = task.scope.prefix.rstrip("/")

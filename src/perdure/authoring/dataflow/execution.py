@@ -184,6 +184,10 @@ class DataflowExecution:
     def close(self) -> None:
         """Nothing is held but memory."""
 
+    def under_way(self) -> dict[str, Node]:
+        """The ops that have begun and not ended, with their nodes."""
+        return {op: self._plan.nodes[number] for op, number in self._open.items()}
+
     def explains(self, op: str, recorded: OpView) -> Divergence | None:
         """Why the plan does not ask for a recorded op, if the plan is the reason."""
         status = self._status

@@ -26,7 +26,7 @@ from perdure.authoring.dataflow.plan import OnError, Plan
 from perdure.authoring.dataflow.values import OrSkipped
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
-from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, name_of
+from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
 from perdure.kernel.events import RunStarted
@@ -357,7 +357,7 @@ class Graph(Program, Generic[P, R]):
         """The graph as a node of another graph. Its runs are children, with op paths such as `answer:0/retrieve:0`."""
         frame = sys._getframe(1)
         where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
-        return ProgramNode(self, Wiring(name or self.name), None, where, self.parts)
+        return ProgramNode(self, Wiring(given_name(name, self.name)), None, where, self.parts)
 
     def map_over(
         self,

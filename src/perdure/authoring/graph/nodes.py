@@ -264,7 +264,7 @@ class InterruptNode(Node[..., T]):
         when: Callable[..., bool] | None = None,
     ) -> None:
         shown = Any if suspend_schema is None else suspend_schema
-        spec = StepSpec(name, _not_a_step, types=((input_param, shown),))
+        spec = StepSpec(given_name(name, ""), _not_a_step, types=((input_param, shown),))
         wiring = Wiring(name, {}, after, when)
         super().__init__(spec, wiring, None, _line(sys._getframe(1)))
         self.function: Callable[..., Any] | None = None
@@ -509,7 +509,9 @@ class NodeDecorator:
         made, before, now = copy.copy(given), given.wiring, self._wiring
         made.spec = spec
         inputs = {**before.inputs, **now.inputs}
-        made.wiring = Wiring(self._name or before.name, inputs, now.after or before.after, now.when or before.when)
+        made.wiring = Wiring(
+            given_name(self._name, before.name), inputs, now.after or before.after, now.when or before.when
+        )
         if self._outputs is not None:
             made.outputs = self._outputs
         made.version = self._version or given.version
@@ -517,7 +519,7 @@ class NodeDecorator:
 
     def _wired(self, name: str) -> Wiring:
         wiring = self._wiring
-        return Wiring(self._name or name, wiring.inputs, wiring.after, wiring.when)
+        return Wiring(given_name(self._name, name), wiring.inputs, wiring.after, wiring.when)
 
 
 def _outputs(given: Any) -> tuple[str, ...] | None:
@@ -557,7 +559,7 @@ def route(
     names.update(dict.fromkeys(other))
 
     def make(fn: Callable[..., Any]) -> Gate:
-        own = name or fn.__name__
+        own = given_name(name, fn.__name__)
 
         def choose(result: Any) -> list[str | None]:
             if result is None:
@@ -585,7 +587,7 @@ def ifelse(
     yes, no = _target(when_true), _target(when_false)
 
     def make(fn: Callable[..., bool]) -> Gate:
-        own = name or fn.__name__
+        own = given_name(name, fn.__name__)
 
         def choose(result: Any) -> list[str | None]:
             if result is not True and result is not False:
@@ -677,7 +679,7 @@ def interrupt(
     def make(fn: Callable[..., Any], depth: int = 2) -> InterruptNode[Any]:
         _pure(fn, "an interrupt")
         hints = hints_of(fn, depth)
-        own = name or fn.__name__
+        own = given_name(name, fn.__name__)
         question = _question(own, answer, hints.get("return", Any), None, timeout, on_timeout, approvers)
         return InterruptNode.of(fn, Wiring(own, inputs, after, when), question, hints)
 
@@ -711,6 +713,15 @@ def _question(
 
 
 # --- in common ------------------------------------------------------------------------------------------------------
+
+
+def given_name(name: Any, otherwise: str) -> str:
+    """The name that a node is given, or what it is called otherwise."""
+    if name is None:
+        return otherwise
+    if not isinstance(name, str) or not name:
+        raise WrongValue(f"name={name!r:.80} is no name of a node; give a text that is not empty")
+    return name
 
 
 def name_of(target: Any) -> str:
