@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import GraphInvalid, UsageError
+from perdure import Engine, rule
+from perdure.errors import GraphInvalid, InvalidRule, UsageError
 from perdure.graph import END, Graph, InterruptNode, ifelse, interrupt, node, route
 
 
@@ -254,3 +255,14 @@ def test_an_empty_name_is_refused_and_not_taken_for_none() -> None:
     for call in calls:
         with pytest.raises(UsageError, match="not empty"):
             call()
+
+
+async def test_a_wrong_name_in_a_rule_or_a_map_is_told_with_the_right_one() -> None:
+    assert "did you mean 'x'?" in problems(lambda: Graph([a.map_over("xx")], name="g"))[0]
+    with pytest.raises(
+        InvalidRule, match=r"Graph g, rule 1: 'fetc' .*the graph 'g' calls no step.*did you mean 'fetch'"
+    ):
+        async with Engine(
+            "memory://", [Graph([node(lambda x: x, name="fetch")], name="g", rules=[rule("fetc", timeout=1)])]
+        ):
+            pass

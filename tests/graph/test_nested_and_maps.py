@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, rule, step, workflow
+from perdure import Engine, RunStatus, bail, rule, step, workflow
 from perdure.graph import Graph, interrupt, node
 from tests.graph.running import run
 
@@ -287,3 +287,35 @@ async def test_the_rules_of_a_graph_hold_for_the_programs_in_it_behind_their_own
     async with Engine("memory://", [outer]) as engine:
         assert (await engine.run(outer(x=[1] if kind == "item" else 1))).status is RunStatus.COMPLETED
     assert tries == {"flaky": 3, "own": 2}
+
+
+@pytest.mark.parametrize("kind", ["graph", "twice", "item", "workflow"])
+async def test_a_bail_in_a_graph_inside_ends_the_whole(kind: str) -> None:
+    @node
+    def leave(x: int) -> int:
+        bail(reason="enough", outputs={"status": "left"})
+
+    @workflow
+    async def in_code(x: int) -> Any:
+        bail(reason="enough", output={"status": "left"})
+
+    @node
+    def after(inner: Any) -> Any:
+        return inner
+
+    inner: Any = Graph([leave], name="inner", output=leave)
+    if kind == "twice":
+        inner = Graph([inner], name="middle", output="inner").as_node(name="inner")
+    elif kind == "item":
+        inner = inner.map_over("x")
+    elif kind == "workflow":  # has a result of its own, and the graph goes on with it
+        inner = node(in_code, name="inner")
+    outer = Graph([inner, after], name="outer")
+    async with Engine("memory://", [outer]) as engine:
+        result = await engine.run(outer(x=[1] if kind == "item" else 1), id="r")
+        ran = [step.path for step in await engine.steps("r") if step.path == "after:0"]
+    output: Any = result.output
+    if kind == "workflow":
+        assert output == {"after": {"status": "left"}}
+    else:
+        assert (result.status, output, ran) == (RunStatus.BAILED, {"status": "left"}, [])

@@ -270,6 +270,10 @@ class DataflowExecution:
         if number is None:
             return
         self._running -= 1
+        if event.status is RunStatus.BAILED and self._can_drain(number):
+            # A graph inside this one is a part of it: what bails in it ends the whole.
+            self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
+            return
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             value = Value(event.value)
             reason = why_no_result(value)

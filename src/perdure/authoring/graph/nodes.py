@@ -150,7 +150,8 @@ class Node(Step[P, R]):
             names = [wanted.name for wanted in wants]
             for name in self.mapped.over:
                 if name not in names:
-                    problems.append(f"{wiring.name!r} is mapped over {name!r}, which is no parameter of it")
+                    hint = did_you_mean(name, names)
+                    problems.append(f"{wiring.name!r} is mapped over {name!r}, which is no parameter of it; {hint}")
             wants = tuple(
                 replace(one, type=list[one.type] if one.type is not Any else Any)  # type: ignore[name-defined]
                 if one.name in self.mapped.over

@@ -30,7 +30,7 @@ UNKNOWN = StepNames(frozenset(), complete=False)
 
 def check_program(program: Program) -> None:
     """Raise InvalidRule if a program has a rule for a step that it does not call."""
-    _check(program.rules, program, f"@workflow {program.name}")
+    _check(program.rules, program, f"{'@workflow' if program.dataflow is None else 'Graph'} {program.name}")
 
 
 def run_rules(given: RulesLike, program: Program | None) -> dict[str, Any] | None:
@@ -64,7 +64,8 @@ def unknown_rule_names(rules: Rules, programs: Iterable[Program]) -> list[str]:
 def _check(rules: Rules, program: Program, where: str) -> None:
     """Raise InvalidRule for a name that certainly no step has."""
     if rules.rules and (names := program.step_names()).complete:
-        for error, _ in _unmatched(rules, names, where, f"the workflow {program.name!r}"):
+        kind = "workflow" if program.dataflow is None else "graph"
+        for error, _ in _unmatched(rules, names, where, f"the {kind} {program.name!r}"):
             raise error
 
 
