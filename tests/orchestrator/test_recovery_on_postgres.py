@@ -54,15 +54,15 @@ async def prepare(url: str, analyze: bool) -> None:
 
 
 @pytest.mark.parametrize("analyze", [True, False], ids=["the planner knows the tables", "it knows nothing of them"])
-async def test_one_that_starts_again_reads_its_own_runs(postgres_url: str, analyze: bool) -> None:
-    await prepare(postgres_url, analyze)
-    rows_before, scans_before = await read_so_far(postgres_url)
-    store = open_store(postgres_url)
+async def test_one_that_starts_again_reads_its_own_runs(bare_url: str, analyze: bool) -> None:
+    await prepare(bare_url, analyze)
+    rows_before, scans_before = await read_so_far(bare_url)
+    store = open_store(bare_url)
     await store.open(migrate=False)
     await store.close()
     seen, ours = await recovered(store, "node-000")
     assert ours == {f"{n:03}-000" for n in range(OWN)}
-    rows, scans = await read_so_far(postgres_url)
+    rows, scans = await read_so_far(bare_url)
     rows.subtract(rows_before)
     scans.subtract(scans_before)
     large = ("perdure_runs", "perdure_heads", "perdure_journal")
@@ -73,19 +73,19 @@ async def test_one_that_starts_again_reads_its_own_runs(postgres_url: str, analy
     assert len(seen) < 40, "\n".join(seen)
 
 
-async def test_one_that_had_nothing_reads_nothing_of_the_others(postgres_url: str) -> None:
-    await prepare(postgres_url, analyze=True)
-    rows_before, _ = await read_so_far(postgres_url)
-    async with Engine(postgres_url, [flow], name="new", recovery=CALM, clock=Clock()) as engine:
+async def test_one_that_had_nothing_reads_nothing_of_the_others(bare_url: str) -> None:
+    await prepare(bare_url, analyze=True)
+    rows_before, _ = await read_so_far(bare_url)
+    async with Engine(bare_url, [flow], name="new", recovery=CALM, clock=Clock()) as engine:
         assert engine._orchestrator is not None
         # Nobody else is dead but the first.
         assert len(engine._orchestrator.active) == OWN
-    rows, _ = await read_so_far(postgres_url)
+    rows, _ = await read_so_far(bare_url)
     rows.subtract(rows_before)
     assert rows["perdure_runs"] < PER_RUN * OWN + PER_NAME * ORCHESTRATORS
 
 
-async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_over(postgres_url: str) -> None:
+async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_over(bare_url: str) -> None:
     """An owner looks for runs of its own that it does not know of. Should it die then, its note keeps no run."""
     began = asyncio.Event()
 
@@ -98,8 +98,8 @@ async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_o
     async def works() -> None:
         await long()
 
-    other = open_store(postgres_url)
-    async with Engine(postgres_url, [works], name="owner", recovery=CALM) as engine:
+    other = open_store(bare_url)
+    async with Engine(bare_url, [works], name="owner", recovery=CALM) as engine:
         run = await engine.start(works(), id="it")
         await began.wait()
         assert engine._orchestrator is not None
@@ -109,7 +109,7 @@ async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_o
         found = await other.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)
         assert list(found) == [run.run_id]
         # What is offered to one that has not got it is withheld from the next, as ever.
-        third = open_store(postgres_url)
+        third = open_store(bare_url)
         await third.open(migrate=False)
         assert list(await third.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)) == []
         await third.close()

@@ -36,6 +36,7 @@ DEFINITIONS = """
         (select md5(string_agg(perdure_migrations::text, ',' order by name)) from perdure_migrations))
 """
 # Without foreign keys and triggers, so that the order does not matter.
+OTHERS = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
 EMPTY = """
     select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid();
@@ -139,7 +140,8 @@ def empty_postgres(shared: Shared, *, tables: bool = False) -> Iterator[str]:
     async def emptied(name: str) -> bool:
         connection = await asyncpg.connect(at(name))
         try:
-            if await connection.fetchval(DEFINITIONS) != made.read_text():
+            # A session that a test left behind could still write.
+            if await connection.fetchval(OTHERS) or await connection.fetchval(DEFINITIONS) != made.read_text():
                 return False
             await connection.execute(EMPTY)
             return True
