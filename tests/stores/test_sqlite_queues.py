@@ -38,8 +38,8 @@ async def fill(store: SqliteStore, keys: int, runs: int) -> None:
 
 async def steps_of(store: SqliteStore, queue: Queue, room: int) -> tuple[list[str], int]:
     """Whose turn it is, and how many steps SQLite took to say so."""
-    reader = store._database._reader
-    assert reader is not None
+    # A read uses either of them.
+    connections = store._database._reader, store._database._writer
     count = 0
 
     def tick() -> bool:
@@ -47,11 +47,15 @@ async def steps_of(store: SqliteStore, queue: Queue, room: int) -> tuple[list[st
         count += GRAIN
         return False
 
-    reader.set_progress_handler(tick, GRAIN)
+    for connection in connections:
+        assert connection is not None
+        connection.set_progress_handler(tick, GRAIN)
     try:
         picks = await store.queues.pick(queue, room, NOW, PROGRAMS)
     finally:
-        reader.set_progress_handler(None)
+        for connection in connections:
+            assert connection is not None
+            connection.set_progress_handler(None)
     return list(picks.run_ids), count
 
 
