@@ -67,7 +67,10 @@ class Dependence(Dataflow):
     def type_of(self, path: str) -> Any:
         """The type of the outcome of an op; Any if it is not known."""
         first, _, rest = path.partition("/")
-        node = self._plan.nodes[self._numbers[_turn(first)[0]]]
+        number = self._numbers.get(_turn(first)[0])
+        if number is None:  # a node that the plan has retired
+            return Any
+        node = self._plan.nodes[number]
         if rest:
             flow = None if node.program is None else node.program.dataflow
             return Any if flow is None else flow.type_of(rest)
