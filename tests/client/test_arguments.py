@@ -28,6 +28,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.client import signatures
 from perdure.kernel.invocation import WrongCall
 from perdure.orchestrator.membership import REGISTRATION_SIZE
 from perdure.ports.clock import SystemClock
@@ -37,6 +38,12 @@ from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE
 from tests.services.plugin import on_two_stores
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A start that cannot find out in time what the workers take does without.
+    monkeypatch.setattr(signatures, "READ_SECONDS", PATIENCE)
 
 
 @dataclass
