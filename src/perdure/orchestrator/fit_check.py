@@ -13,7 +13,7 @@ import gc
 import logging
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
@@ -154,10 +154,10 @@ class FitCheck:
             self._left.clear()
         unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
         await park_unknown(orchestrator, self._membership, unknown)
-        with short_collections():
-            return await self._check_all()
+        with ExitStack() as until_the_end:
+            return await self._check_all(until_the_end)
 
-    async def _check_all(self) -> FitReport:
+    async def _check_all(self, until_the_end: ExitStack) -> FitReport:
         orchestrator = self._orchestrator
         fits: set[bytes] = set()
         self._turns = checked = parked = new = 0
@@ -166,6 +166,9 @@ class FitCheck:
         while orchestrator.at_work:
             filter = RunFilter(status=WAITS, limit=self._config.page, cursor=cursor, built_in=False)
             page = await orchestrator.store.runs.list(filter)
+            if cursor is None and len(page) >= FEWEST:
+                # Not for a few: in a process that has frozen much, even to find that out takes milliseconds.
+                until_the_end.enter_context(short_collections())
             if self._code is None and len(page) >= FEWEST:
                 self._code = await code_hash(orchestrator.programs)
                 self._fits |= await self._cache.load(self._code) if self._code else set()
