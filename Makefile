@@ -102,7 +102,7 @@ SLOW := $(addprefix tests/,client/test_pruning.py \
 
 test-fast: lint types compiled ## the fast part of the suite, within a minute
 	$(SAY) "tests: pytest, a part"
-	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd and not TestFile" \
+	@$(BIN)/pytest -q -n $$(($(CORES) + 1)) --dist worksteal -k "not postgres and not redis and not etcd and not TestFile" \
 	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(filter-out $(SLOW),$(wildcard tests/test_*.py))
 
 soak: compiled ## long storms of crashes and load
