@@ -64,7 +64,7 @@ async def embed(query: int) -> int:
 @node
 async def retrieve(embed: int) -> list[int]:
     effect()
-    return list(range(embed % 10 + 6))
+    return list(range(embed % 10 + 13))
 
 
 rag = Graph([embed, retrieve], name="rag", output=retrieve)
