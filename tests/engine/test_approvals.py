@@ -209,7 +209,11 @@ async def test_one_of_several_questions_of_a_name_is_answered_by_its_path(url: s
     async with world.engine as engine:
         run = await engine.start(both(), id="it")
         await world.asked(3)
-        assert await run.approve("approval:2/a:0", "second") == Accepted()
+        for refused in (run.approve("a", "which?"), engine.reject("it", "a"), engine.approve("it", "a", 1, "once")):
+            with pytest.raises(AnswerRejected, match=r"asked more than once: approval:0/a:0, approval:2/a:0; give the"):
+                await refused
+        assert await run.approve("approval:2/a:0", "second", "once") == Accepted()
+        assert await run.approve("a", "second", "once") == Duplicate()
         assert await run.approve("approval:2/a:0", "again") == NotFound()
         assert await run.approve("a", "first") == Accepted()
         assert await run.approve("b", "b") == Accepted()

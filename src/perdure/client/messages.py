@@ -74,9 +74,10 @@ class Messages:
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest.
+        """Answer an open approval of a run, by its name or its path.
 
-        Raises AnswerRejected when the answer does not fit the schema, or `by` is not one of the approvers.
+        Raises AnswerRejected when the answer does not fit the schema, when `by` is not one of the approvers, and for a
+        name that several open approvals have: the message lists their paths.
         """
         check_text(name, "the name of an approval")
         data = self._base.codec.encode(payload, f"the answer to {name!r}")

@@ -162,15 +162,16 @@ def may_answer(question: WaitOpened, now: float) -> tuple[str, ...]:
 def _question(
     state: RunState, name: str, answer_id: str, by: str, now: float, child: str
 ) -> tuple[str, WaitOpened] | Duplicate | NotFound | Finished:
-    """The oldest open question of this name, or the one at this path, that `by` may answer.
+    """The one open question of this name, or the one at this path, that `by` may answer; also those of its children.
 
-    Includes the questions of its children.
+    Raises AnswerRejected for a name that several of them have: the answer may be meant for any.
     """
     if answer_id and answer_id in state.answers:
         return Duplicate()
     if (status := ended(state, child)) is not None:
         return Finished(status)
     closed_to: set[str] = set()
+    found: list[tuple[str, WaitOpened]] = []
     for op, open_op in state.ops.items():
         question = open_op.opened
         if (
@@ -181,14 +182,27 @@ def _question(
         ):
             continue
         allowed = may_answer(question, now)
-        if not allowed or by in allowed:
+        if allowed and by not in allowed:
+            closed_to.update(allowed)
+        elif name == op:
             return op, question
-        closed_to.update(allowed)
+        else:
+            found.append((op, question))
+    if len(found) > 1:
+        raise AnswerRejected(name, "", f"it is asked more than once: {_listed(found)}; give the path of one of them")
+    if found:
+        return found[0]
     if closed_to:
         people = ", ".join(sorted(closed_to))
         reason = f"{by} is not among {people}" if by else f"say who answers (by=...): one of {people}"
         raise AnswerRejected(name, "", reason)
     return NotFound()
+
+
+def _listed(questions: Sequence[tuple[str, WaitOpened]]) -> str:
+    """The paths of questions, the first ten of them."""
+    paths = ", ".join(path for path, _ in questions[:10])
+    return paths if len(questions) <= 10 else f"{paths} and {len(questions) - 10} others"
 
 
 def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFinished:
