@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, workflow
+from perdure import Engine, RunStatus, connect, workflow
 from perdure.graph import END, Graph, ifelse, node
 
 
@@ -107,6 +108,38 @@ async def test_an_item_whose_output_was_skipped_has_no_result(on_error: Any, res
     graph = Graph([INNER.map_over("x", on_error=on_error, until=lambda one: one == 2)], name="g")
     async with Engine("memory://", [graph]) as engine:
         assert (await engine.run(graph(x=[1, 0, 2, 3]))).output == {"inner": results}
+
+
+async def test_an_item_whose_output_was_skipped_is_shown_as_skipped() -> None:
+    whole = Graph([a, gate, apart], name="whole")
+    graph = Graph([INNER.map_over("x"), whole.map_over("x")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(x=[1, 0, 2]), id="r")
+        items = await engine.items("r", "inner")
+        assert [(one.status, one.output) for one in items] == [("succeeded", 1), ("skipped", None), ("succeeded", 2)]
+        assert items[1].reason == "gate:0 chose none of its targets"
+        assert await engine.items("r", "inner", status="skipped") == [items[1]]
+        # A part of its values is there: the item has run.
+        [_, part, _] = await engine.items("r", "whole")
+        assert (part.status, part.output, part.reason) == ("succeeded", {"apart": 0}, "")
+        values = await engine.values("r")
+        assert (values["inner"], values["whole"][1]) == ([1, 2], {"apart": 0})
+
+
+@pytest.mark.parametrize(("output", "shown"), [(None, {"apart": 0}), (a, None), (Report, None), (Draft, {"apart": 0})])
+async def test_a_process_without_the_code_sees_no_marker(output: Any, shown: object, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'g.db'}"
+    inner = Graph([a, gate, apart], name="inner", output=output)
+    graph = Graph([inner], name="g")
+    async with Engine(url, [inner, graph]) as engine:
+        await engine.run(inner(x=0), id="r")
+        await engine.run(graph(x=0), id="outer")
+    async with connect(url) as client:
+        for id in ("r", "outer/inner:0"):
+            view = await client.get(id)
+            assert view is not None
+            assert (view.status, view.output) == ("completed", shown)
+            assert await client.handle(id).result() == shown
 
 
 async def test_a_map_whose_list_was_skipped_is_skipped() -> None:

@@ -250,7 +250,7 @@ class Client:
     def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest."""
+        """Answer an open approval of a run, by its name or its path."""
     def reject(
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:

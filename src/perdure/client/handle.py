@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
+from msgspec import Raw
+
 from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.messages import Messages
@@ -20,6 +22,7 @@ from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplica
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
+from perdure.kernel.values.skips import without_skips
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -228,6 +231,7 @@ async def run_result(base: StoreClient, row: RunRow, program: Program | None, id
     if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
         output = await base.payloads.load(row.output_blob, row.output)
         returns = program.returns if program is not None and row.status is RunStatus.COMPLETED else Any
+        output = Raw(without_skips(output)) if program is None else output
         value = base.codec.decode(output, returns, f"the result of run {id!r}")
         return RunResult(id, run_id, row.status, value, program=row.program, tags=dict(row.tags))
     error: BaseException

@@ -65,6 +65,7 @@ from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
+from perdure.kernel.values.skips import plain_result, why_no_result
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
@@ -331,8 +332,8 @@ class Queries:
                     value = await load(event.blob, event.value)
                 elif isinstance(event, WaitResolved) and event.brings_value and "/" not in inner:
                     value = event.value
-                if value:
-                    values |= flow.named(inner, _with_items(inner, msgspec.json.decode(value), mapped))
+                if value and why_no_result(value) is None:
+                    values |= flow.named(inner, _with_items(inner, plain_result(value), mapped))
                 if (every and ended) or isinstance(event, RunStarted):
                     found.append(_checkpoint(state, seq, batch.at, inner, values, prefix))
                 elif isinstance(event, StepStarted | WaitOpened | ChildStarted) and op.startswith(prefix):
@@ -371,8 +372,9 @@ class Queries:
                 one.index,
                 one.path,
                 one.status,
-                msgspec.json.decode(await load(one.output_blob, one.output)),
+                plain_result(await load(one.output_blob, one.output)),
                 one.error,
+                one.reason,
             )
             for one in found
         ]
@@ -506,7 +508,7 @@ class Queries:
                 return self._base.codec.decode(output, program.returns, f"the result of run {run.id!r}")
             except NotDecodable:
                 pass  # the type has changed since; the value is shown all the same
-        return msgspec.json.decode(output)
+        return plain_result(output)
 
 
 async def pages(store: Store, filter: RunFilter) -> AsyncIterator[list[RunRow]]:

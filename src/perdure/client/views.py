@@ -196,6 +196,8 @@ class ItemView:
     status: StepStatus
     output: Any
     error: Failure | None
+    reason: str = ""
+    """Why it was skipped, where its output was: a gate or a condition did not choose what makes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.values.failures import Failure
+from perdure.kernel.values.skips import why_no_result
 
 
 class AttemptRecord(msgspec.Struct):
@@ -197,6 +198,8 @@ class ItemRecord(msgspec.Struct):
     output: Raw = NULL
     output_blob: str = ""
     error: Failure | None = None
+    # Why its output was skipped.
+    reason: str = ""
 
 
 def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
@@ -209,6 +212,9 @@ def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
         item = found.setdefault(path, ItemRecord(int(path[len(op) + 1 : -1]), path))
         if isinstance(event, StepSucceeded | ChildFinished):
             item.output, item.output_blob, item.status = event.value, event.blob, StepStatus.SUCCEEDED
+            reason = why_no_result(event.value) if isinstance(event, ChildFinished) else None
+            if reason is not None:
+                item.output, item.status, item.reason = NULL, StepStatus.SKIPPED, reason
         if isinstance(event, StepFailed | StepSkipped | ChildFinished) and event.error is not None:
             item.error = event.error
             item.status = StepStatus.SKIPPED if isinstance(event, StepSkipped) else StepStatus.FAILED

@@ -22,7 +22,7 @@ from perdure.authoring.dataflow.plan import (
     outputs_in,
     outputs_of,
 )
-from perdure.authoring.dataflow.values import Value, why_no_result
+from perdure.authoring.dataflow.values import Value
 from perdure.kernel.program import Dataflow
 
 
@@ -113,8 +113,6 @@ class Dependence(Dataflow):
     def named(self, op: str, outcome: Any) -> dict[str, Any]:
         """The values by name that the outcome of an op holds, as plain JSON."""
         encoded = Value(msgspec.json.encode(outcome))
-        if why_no_result(encoded) is not None:
-            return {}
         made = self._made.get(self._numbers.get(_turn(op)[0], -1), ())
         parts = {name: encoded.part(path) for name, path in made}
         return {name: msgspec.json.decode(part.data) for name, part in parts.items() if part is not None}

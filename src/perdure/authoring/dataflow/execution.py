@@ -29,7 +29,7 @@ from perdure.authoring.dataflow.plan import (
     Source,
     outputs_of,
 )
-from perdure.authoring.dataflow.values import SKIPS, Value, as_object, joined, no_result, record, why_no_result
+from perdure.authoring.dataflow.values import Value, as_object, joined, record
 from perdure.errors import (
     ApprovalRejected,
     LoopLimit,
@@ -69,6 +69,7 @@ from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
+from perdure.kernel.values.skips import SKIPS, no_result, why_no_result
 from perdure.kernel.values.value_versions import VERSION_KEY
 
 # What has become of a node in this round. From FAILED on, nodes that need it cannot run.
@@ -276,7 +277,7 @@ class DataflowExecution:
             return
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             value = Value(event.value)
-            reason = why_no_result(value)
+            reason = why_no_result(value.data)
             if reason is not None:
                 self._skipped(number, event.op, reason)
             elif number in self._maps:

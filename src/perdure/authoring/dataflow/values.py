@@ -11,6 +11,7 @@ from msgspec import Raw
 from perdure.authoring.dataflow.plan import EACH, PRESENT, Path
 from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
 from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.skips import why_no_result
 from perdure.kernel.values.types import name_of
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
@@ -63,23 +64,6 @@ class Value:
 
 _NULL = Value(b"null")
 
-# Under this key, the result of a program tells which values it has not, and why; a text there says that it has none.
-SKIPS = "$skipped"
-_NO_RESULT = b'{"$skipped":"'
-
-
-def no_result(reason: str) -> bytes:
-    """The result of a program whose output was skipped."""
-    return msgspec.json.encode({SKIPS: reason})
-
-
-def why_no_result(result: Value) -> str | None:
-    """Why there is no result, if that is what it says."""
-    if not result.data.startswith(_NO_RESULT):
-        return None
-    reason: str = msgspec.json.decode(result.data)[SKIPS]
-    return reason
-
 
 class OrSkipped(OwnDecoder):
     """How the stored result of a program is read whose output may have been skipped: then it is None."""
@@ -93,7 +77,7 @@ class OrSkipped(OwnDecoder):
     def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
         """The function that decodes a result."""
         decode = codec.unchecked(self.type, "a result")
-        return lambda data: None if bytes(data).startswith(_NO_RESULT) else decode(data)
+        return lambda data: decode(data) if why_no_result(data) is None else None
 
 
 def joined(values: Sequence[Value]) -> bytes:

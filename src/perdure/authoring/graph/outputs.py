@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.step import Step
-from perdure.authoring.dataflow.values import SKIPS
 from perdure.authoring.graph.nodes import Node
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.skips import SKIPS
 from perdure.kernel.values.types import PlainForm
 
 T = TypeVar("T")
