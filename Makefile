@@ -115,7 +115,7 @@ services: $(INSTALLED) ## PostgreSQL, Redis and etcd of your own, in the foregro
 bench: compiled ## the engine against the limit of its store
 	@$(BIN)/python -m bench.run $(ARGS)
 
-bench-peers: compiled .venv-peers/.ready ## the same with DBOS beside it, in an environment of its own
+bench-peers: compiled .venv-peers/.ready ## the same with DBOS and LangGraph beside it, in an environment of their own
 	@$(BIN)/python -m bench.run --peers $(ARGS)
 
 bench-postgres: compiled .venv-peers/.ready ## the engine and DBOS on PostgreSQL, beside commits by hand
@@ -124,7 +124,7 @@ bench-postgres: compiled .venv-peers/.ready ## the engine and DBOS on PostgreSQL
 .venv-peers/.ready: bench/requirements-peers.txt
 	$(SAY) "setting up .venv-peers"
 	@$(PYTHON) -m venv --clear .venv-peers
-	@.venv-peers/bin/python $(PIP) install -r bench/requirements-peers.txt
+	@.venv-peers/bin/python $(PIP) install --require-hashes -r bench/requirements-peers.txt
 	@touch $@
 
 test-all: test ## the suite under every Python from 3.11 to 3.14 found on PATH
@@ -153,6 +153,7 @@ lock: ## pin the requirements again, with hashes, for all supported Pythons
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }
 	@$(COMPILE) $(ARGS) pyproject.toml -o requirements/runtime.txt
 	@$(COMPILE) $(ARGS) --all-extras pyproject.toml requirements/dev.in -c requirements/runtime.txt -o requirements/dev.txt
+	@$(COMPILE) $(ARGS) bench/requirements-peers.in -o bench/requirements-peers.txt
 
 clean: ## remove environments, caches and builds
 	@rm -rf .venv .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

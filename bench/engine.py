@@ -51,7 +51,7 @@ from bench.workloads import (
     memory_mb,
     value,
 )
-from perdure import Engine, Queue, connect, sleep, sleep_until, step, step_context, workflow
+from perdure import Engine, Program, Queue, connect, sleep, sleep_until, step, step_context, workflow
 
 T = TypeVar("T")
 
@@ -173,7 +173,8 @@ async def stamping(n: int) -> None:
     await stamped(n)
 
 
-PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, sleeper, alarm, *waiting.PROGRAMS]
+PROGRAMS: list[Program] = [streaming, stamping, sequence, fan_out, recovering, long_sequence, sleeper, alarm]
+PROGRAMS += waiting.PROGRAMS
 
 
 def open_engine(setting: Setting) -> Engine:
@@ -283,7 +284,7 @@ async def recover_park(setting: Setting) -> None:
     """Start every run and stay until killed."""
     async with open_engine(setting) as engine:
         for k in range(RECOVER_RUNS):
-            await engine.start(recovering(str(setting.folder), f"run-{k}"), id=f"run-{k}")
+            _ = await engine.start(recovering(str(setting.folder), f"run-{k}"), id=f"run-{k}")
         await asyncio.sleep(PARK_SECONDS)
 
 
@@ -309,7 +310,7 @@ async def long(setting: Setting) -> None:
     """
     async with open_engine(setting) as engine:
         began = time.perf_counter()
-        await engine.start(long_sequence(LONG_STEPS), id="long")
+        _ = await engine.start(long_sequence(LONG_STEPS), id="long")
         await at_the_gate(engine, "long")
         seconds = time.perf_counter() - began
     began = time.perf_counter()
@@ -343,7 +344,7 @@ async def sleeping(setting: Setting) -> None:
 
         async def fall_asleep(id: str) -> None:
             # Drop the handle, which would otherwise count as memory of the engine.
-            await engine.start(sleeper(), id=id)
+            _ = await engine.start(sleeper(), id=id)
 
         began = time.perf_counter()
         await in_batches(fall_asleep, sleepers)

@@ -1,6 +1,6 @@
 """Run engine, limit and peers in turn and compare medians with the bars. Measures nothing itself.
 
-    python -m bench.run [--store postgres] [--rounds 5] [--only seq,many] [--json FILE] [--peers]
+    python -m bench.run [--store postgres] [--rounds 5] [--only seq,many|graphs] [--quick] [--json FILE] [--peers]
 
 Every measurement is a process of its own. The systems alternate within each round, so that a slow minute of the
 machine falls on all of them. The exit status is 1 when a bar is missed or a measurement failed.
@@ -28,7 +28,8 @@ TIMEOUT_SECONDS = 1800
 SHIPPED = {"shared_buffers": "128MB", "max_wal_size": "1GB"}
 
 # Measured once: they take long and vary little.
-ONCE = frozenset({"sleeping", "idle", "timers"})
+ONCE = frozenset({"sleeping", "idle", "timers", "graph-memory"})
+PEERS = frozenset({"dbos", "langgraph"})
 # Rounds of a peer, which takes minutes where the engine takes seconds.
 PEER_ROUNDS = 3
 # Fields about correctness: their worst round is judged, because a lost run must not be averaged away.
@@ -80,9 +81,14 @@ def engine(workload: str, field: str = "per_second") -> Figure:
     return Figure("engine", workload, field)
 
 
-def against(workload: str, system: str, factor: float) -> Bar:
+def against(workload: str, system: str, factor: float, unit: str = "steps/s") -> Bar:
     """At least `factor` times the other system's rate in the same workload."""
-    return Bar(engine(workload), True, factor, "steps/s", reference=Figure(system, workload))
+    return Bar(engine(workload), True, factor, unit, reference=Figure(system, workload))
+
+
+def linear(workload: str, large: str, small: str, unit: str) -> Bar:
+    """What one costs among many, beside what it costs among few."""
+    return Bar(engine(workload, large), False, 1.15, f"µs/{unit}", reference=engine(workload, small))
 
 
 BARS: Sequence[Bar] = (
@@ -123,6 +129,29 @@ BARS: Sequence[Bar] = (
     Bar(engine("timers", "late_max_s"), False, 3, "s late at most, 20,000 timers"),
     Bar(engine("timers", "early"), False, 0, "timers early"),
     Bar(engine("timers", "not_once"), False, 0, "timers not fired once"),
+    Bar(
+        engine("graph-chain"),
+        True,
+        1.0,
+        "nodes/s / steps of code/s",
+        reference=engine("graph-chain", "code_per_second"),
+    ),
+    against("graph-chain", "langgraph", 10, "nodes/s"),
+    Bar(
+        engine("graph-fanout"),
+        True,
+        1.0,
+        "nodes/s / steps of code/s",
+        reference=engine("graph-fanout", "code_per_second"),
+    ),
+    against("graph-fanout", "langgraph", 10, "nodes/s"),
+    linear("graph-growth", "chain_large_us", "chain_small_us", "node, chain of 10,000 / 1,000"),
+    linear("graph-growth", "fanout_large_us", "fanout_small_us", "node, fan-out of 10,000 / 1,000"),
+    linear("graph-growth", "random_large_us", "random_small_us", "node, random 10,000 / 1,000"),
+    linear("graph-map", "middle_us", "small_us", "item, 10,000 / 1,000"),
+    linear("graph-map", "large_us", "small_us", "item, 100,000 / 1,000"),
+    Bar(engine("graph-memory", "above_idle_mb"), False, 100, "MB above idle, 100,000 items"),
+    Bar(engine("graph-build", "seconds"), False, 1, "s to build 10,000 nodes"),
 )
 # On a server: `raw` commits the rows of `seq` one by one on one connection.
 POSTGRES_BARS: Sequence[Bar] = (
@@ -140,6 +169,7 @@ POSTGRES_BARS: Sequence[Bar] = (
 STORES = {"sqlite": BARS, "postgres": POSTGRES_BARS}
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bars in STORES.values() for bar in bars))
 ON_SERVERS = frozenset({"trips", "workers"})
+GRAPHS = tuple(workload for workload in WORKLOADS if workload.startswith("graph-"))
 
 
 class MeasurementFailed(Exception):
@@ -160,7 +190,7 @@ def databases(store: str) -> Iterator[Callable[[], str]]:
         yield lambda: ""
         return
     # Imported here, because measurements on files need no server.
-    import asyncpg
+    import asyncpg  # type: ignore[import-untyped]
 
     from tests.services.servers import Postgres
 
@@ -183,10 +213,13 @@ def databases(store: str) -> Iterator[Callable[[], str]]:
         yield fresh
 
 
-def command(system: str, workload: str, durability: str, store: str) -> list[str]:
+def command(system: str, workload: str, durability: str, store: str, quick: bool = False) -> list[str]:
     """Return the command that measures one workload once; `store` is the URL of an empty database of a server."""
     on = ["--store", store] if store else []
+    small = ["--quick"] if quick and workload in GRAPHS else []
     match system:
+        case "engine" if workload in GRAPHS:
+            return [sys.executable, "-m", "bench.graphs", workload, "--durability", durability, *small]
         case "engine":
             module = "bench.server" if workload in ON_SERVERS else "bench.engine"
             return [sys.executable, "-m", module, workload, "--durability", durability, *on]
@@ -196,14 +229,16 @@ def command(system: str, workload: str, durability: str, store: str) -> list[str
             return [sys.executable, "-m", "bench.server", "raw", *on]
         case "dbos":
             return [str(PEERS_PYTHON), "-m", "bench.peers.dbos_bench", workload, *on]
+        case "langgraph":
+            return [str(PEERS_PYTHON), "-m", "bench.peers.langgraph_bench", workload, *small]
     raise ValueError(f"no such system: {system}")
 
 
-def measure(system: str, workload: str, durability: str, store: str) -> Line:
+def measure(system: str, workload: str, durability: str, store: str, quick: bool = False) -> Line:
     """Run one measurement in a new process and return its JSON line; raises MeasurementFailed without one."""
     try:
         done = subprocess.run(
-            command(system, workload, durability, store),
+            command(system, workload, durability, store, quick),
             check=False,  # a failure is reported with the output of the process
             cwd=ROOT,
             capture_output=True,
@@ -219,7 +254,9 @@ def measure(system: str, workload: str, durability: str, store: str) -> Line:
     return line
 
 
-def measure_all(bars: Sequence[Bar], rounds: int, durability: str, fresh: Callable[[], str]) -> Lines:
+def measure_all(
+    bars: Sequence[Bar], rounds: int, durability: str, fresh: Callable[[], str], quick: bool = False
+) -> Lines:
     """Measure what the bars need, workload by workload, the systems in turn; a failed system is not tried again.
 
     `fresh` makes an empty database and returns its URL, "" where each measurement makes a file of its own.
@@ -227,15 +264,15 @@ def measure_all(bars: Sequence[Bar], rounds: int, durability: str, fresh: Callab
     lines: Lines = {}
     for workload in dict.fromkeys(bar.figure.workload for bar in bars):
         needed = {key for bar in bars if bar.figure.workload == workload for key in bar.systems}
-        keys = sorted(needed, key=lambda key: ("engine", "limit", "raw", "dbos").index(key[0]))
+        keys = sorted(needed, key=lambda key: ("engine", "limit", "raw", "dbos", "langgraph").index(key[0]))
         failed: set[tuple[str, str]] = set()
         for turn in range(1 if workload in ONCE else rounds):
             for key in keys:
-                if key in failed or (key[0] == "dbos" and turn >= PEER_ROUNDS):
+                if key in failed or (key[0] in PEERS and turn >= PEER_ROUNDS):
                     continue
                 show_progress(f"{workload}: round {turn + 1}, {key[0]}")
                 try:
-                    lines.setdefault(key, []).append(measure(*key, durability, fresh()))
+                    lines.setdefault(key, []).append(measure(*key, durability, fresh(), quick))
                 except MeasurementFailed as failure:
                     failed.add(key)
                     lines.pop(key, None)
@@ -326,12 +363,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the engine with the limit and with peers.")
     parser.add_argument("--store", choices=list(STORES), default="sqlite", help="what the engine and the peers run on")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system is measured")
-    parser.add_argument("--only", default="", help=f"some of {','.join(WORKLOADS)}")
+    parser.add_argument("--only", default="", help=f"some of {','.join(WORKLOADS)}; `graphs` is all of those")
+    parser.add_argument("--quick", action="store_true", help="one round, small graphs: do the benchmarks work?")
     parser.add_argument("--durability", choices=list(SYNC), default="sync")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement and verdict here")
     parser.add_argument("--peers", action="store_true", help="measure the peers too (make bench-peers, once)")
     options = parser.parse_args()
-    only = options.only.split(",") if options.only else list(WORKLOADS)
+    words = options.only.split(",") if options.only else WORKLOADS
+    only = [workload for word in words for workload in (GRAPHS if word == "graphs" else [word])]
     if unknown := set(only) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     if options.rounds < 1:
@@ -339,15 +378,17 @@ def main() -> int:
     if options.peers and not PEERS_PYTHON.exists():
         parser.error(f"{PEERS_PYTHON} is missing: run `make bench-peers`")
     every = STORES[options.store]
-    peerless = [bar for bar in every if all(system != "dbos" for system, _ in bar.systems)]
+    peerless = [bar for bar in every if all(system not in PEERS for system, _ in bar.systems)]
     bars = [bar for bar in (every if options.peers else peerless) if bar.figure.workload in only]
     with databases(options.store) as fresh:
-        lines = measure_all(bars, options.rounds, options.durability, fresh)
+        rounds = 1 if options.quick else options.rounds
+        lines = measure_all(bars, rounds, options.durability, fresh, options.quick)
     verdicts = [judge(bar, lines) for bar in bars]
     print(table(verdicts))
     if options.json:
         options.json.write_text(json.dumps(report(verdicts, lines), indent=2) + "\n")
-    return 0 if all(verdict.ok for verdict in verdicts) else 1
+    # Small sizes say nothing about the bars, only whether everything was measured.
+    return 0 if all(verdict.ok or (options.quick and verdict.judged is not None) for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

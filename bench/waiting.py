@@ -20,7 +20,7 @@ from pathlib import Path
 import apsw
 
 from bench.workloads import percentile
-from perdure import Engine, connect, sleep_until, wait_signal, workflow
+from perdure import Engine, Program, connect, sleep_until, wait_signal, workflow
 
 SIGNALS = 500
 SIGNALS_ACROSS = 100
@@ -66,7 +66,7 @@ async def ring(at: datetime) -> None:
     await sleep_until(at)
 
 
-PROGRAMS = [once, again, across, ring]
+PROGRAMS: list[Program] = [once, again, across, ring]
 
 
 class Commits:
@@ -102,7 +102,7 @@ async def signal(engine: Engine, folder: Path, sync: str) -> dict[str, float]:
     """From the call of `signal` until the body continues: a run in memory, and evicted runs."""
     commits = Commits(folder, sync)
     for n in range(SIGNALS):
-        await engine.start(once(n), id=f"cold-{n}")
+        _ = await engine.start(once(n), id=f"cold-{n}")
     hot = await engine.start(again(SIGNALS), id="hot")
     await asyncio.sleep(LEFT_MEMORY_SECONDS)
 

@@ -37,6 +37,22 @@ QUEUE_AT_ONCE = 100
 STREAM_CHUNKS = 20_000
 STREAM_LATENCIES = 500
 
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """How large the graphs are: beside code and peers, when they grow to `many_nodes`, and their maps."""
+
+    nodes: int = 1_000
+    many_nodes: int = 10_000
+    items: tuple[int, int, int] = (1_000, 10_000, 100_000)
+    # How often a process measures each of what it compares.
+    turns: int = 3
+
+
+FULL = GraphSizes()
+# To see that the benchmarks work; the figures mean nothing.
+QUICK = GraphSizes(nodes=20, many_nodes=200, items=(20, 200, 2_000), turns=1)
+
 TEXT = "x" * 100
 PARK_SECONDS = 3600.0
 SETTLE_SECONDS = 1.0
