@@ -106,7 +106,7 @@ def test_a_killed_holder_blocks_others_for_its_ttl_at_most(world: World) -> None
 
 @pytest.mark.parametrize("program", [programs.locked, programs.locked_in_step])
 def test_the_run_of_a_killed_holder_has_the_lock_again_before_those_who_wait(world: World, program: Any) -> None:
-    world.queue({"holder": program(1.0, 30.0)})
+    world.queue({"holder": program(36_000.0, 30.0)})
     first = world.worker()
     until(lambda: world.effects("in"))
     world.queue({f"waiter-{n}": program(0.01, 30.0) for n in range(3)})
