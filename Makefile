@@ -54,7 +54,11 @@ $(INSTALLED): $(LOCKED) pyproject.toml
 demo: $(INSTALLED) ## watch a run survive the death of its process
 	@$(BIN)/perdure demo
 
-test: lint types imports pytest ## everything a change must pass
+# Types and layers are checked beside the tests, by the core that those leave idle while they begin.
+test: lint compiled ## everything a change must pass
+	@$(MAKE) --no-print-directory types imports & checks=$$!; \
+	$(MAKE) --no-print-directory pytest; tests=$$?; \
+	wait $$checks && exit $$tests
 
 lint: $(INSTALLED) ## style and formatting
 	$(SAY) "lint: ruff"

@@ -47,6 +47,7 @@ LONGEST = (
     "tests/crash/test_quarantine.py",
     "tests/crash/test_failover.py",
     "tests/crash/test_etcd_processes.py",
+    "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/operating.md]",
     "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/running.md]",
     "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/cli.md]",
     "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/from-one-machine-to-many.md]",
