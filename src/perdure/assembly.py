@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
@@ -45,8 +45,7 @@ from perdure.kernel.policies.rule_names import check_program, unknown_rule_names
 from perdure.kernel.policies.rules import RulesLike, rules_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
-from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.step_records import op_statuses
+from perdure.kernel.projection import RunRow
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
@@ -62,6 +61,7 @@ from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 from perdure.settings.load import load_settings
+from perdure.stored import StoredGraphs
 from perdure.stores.machine import Name
 from perdure.stores.open import open_store, with_leases
 from perdure.termination import Termination
@@ -145,7 +145,14 @@ class Engine(Client):
         self._programs = Programs(at_hand, lazy)
         self._programs.on_renewed = self._renewed
         base = StoreClient(
-            "Engine", opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse
+            "Engine",
+            opened,
+            limits=limits,
+            codecs=codecs,
+            clock=clock,
+            durability=durability,
+            reuse=reuse,
+            structures=StoredGraphs(),
         )
         base.queues = _queues_by_name(queues)
         self._local = self._gateway_class(base, self._programs, self._serves, self._ended_here)
@@ -376,19 +383,6 @@ class Engine(Client):
                 await self._close(0.0)
                 self._local.counts, self._scheduled.may_fire = None, lambda run: True
 
-    async def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
-        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken.
-
-        The graph must be among the programs of this engine. Takes the options of `Graph.diagram`.
-        """
-        run, _ = await self._base.require(id)
-        inside = f"{child_path(run)}/" if run.root else ""
-        statuses = op_statuses(await self.store.journal.read(run.root or run.run_id))
-        # What did not run has no event.
-        statuses |= {step.path: step.status for step in await self.steps(id) if step.path not in statuses}
-        own = {path.removeprefix(inside): status for path, status in statuses.items() if path.startswith(inside)}
-        return self._programs.find(run.program, run.version).drawn(own, format, depth)
-
     def _committed(self, id: str, append: Append) -> None:
         if self._base.followers.followed:
             self._base.followers.committed(append.run_id, append.next_seq, append.row is not None)
@@ -495,7 +489,8 @@ def connect(
 
     If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them.
     """
-    return Client(with_leases(open_store(store), leases), limits=limits, codecs=codecs, clock=clock)
+    opened = with_leases(open_store(store), leases)
+    return Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredGraphs())
 
 
 def run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -119,11 +120,14 @@ def outcomes(plan: Plan, seed: int = 0, crashes: tuple[Crash, ...] = (), **optio
     )
     if not crashes and not stormy and "pauses" not in options:
 
-        async def read() -> Sequence[StepView]:
-            async with simulation.engine([graph]) as engine:
+        async def read(*programs: Any) -> Sequence[StepView]:
+            async with simulation.engine(programs) as engine:
                 return await engine.steps("run-0")
 
-        check_steps(simulation.play(read()), plan, Expected(plan, INPUTS))
+        steps = simulation.play(read(graph))
+        check_steps(steps, plan, Expected(plan, INPUTS))
+        # A process without the code says the same of it.
+        assert [replace(step, inputs=None) for step in steps] == list(simulation.play(read()))
     return report
 
 

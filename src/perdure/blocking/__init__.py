@@ -127,10 +127,6 @@ class Engine(Client):
             if opened:
                 self._loop.stop()
 
-    @_like(assembly.Engine.diagram)
-    def diagram(self, *args: Any, **options: Any) -> Any:
-        return self._loop.wait(self._awaited.diagram(*args, **options))
-
 
 @_like(assembly.connect)
 def connect(*args: Any, **kwargs: Any) -> Client:

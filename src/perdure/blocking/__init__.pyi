@@ -192,6 +192,8 @@ class Client:
         """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op."""
     def history(self, id: str) -> Sequence[GraphCheckpoint]:
         """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
+    def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
+        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken."""
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
@@ -420,8 +422,6 @@ class Engine(Client):
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
         """Do what is due and return, for hosts without a long-lived process; the Engine need not be open."""
-    def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
-        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken."""
 
 def connect(
     store: str | os.PathLike[str] | Store = ...,

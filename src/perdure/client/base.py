@@ -23,6 +23,7 @@ from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.reuse import Reuse, decide
 from perdure.kernel.projection import RunRow
+from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Head, append_one
@@ -45,8 +46,11 @@ class StoreClient:
         clock: Clock | None = None,
         durability: str | Durability = "sync",
         reuse: Reuse = "return_existing",
+        structures: Structures | None = None,
     ) -> None:
         self._kind = kind
+        # What can read the stored structures of programs that are not here.
+        self.structures = structures or NoStructures()
         self.store = store
         self.payloads = Payloads(store.blobs, limits or Limits())
         self.codec = Codec(codecs, self.payloads.limits.payload)

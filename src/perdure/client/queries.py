@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Raw
@@ -60,15 +60,19 @@ from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.step_records import Missed, StepRecord, began, not_run
+from perdure.kernel.step_records import Missed, StepRecord, began, not_run, op_statuses
 from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
 from perdure.kernel.values.skips import plain_result, why_no_result
+from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 # How many events of a journal a follower reads at a time.
 PAGE = 1000
@@ -263,6 +267,11 @@ class Queries:
             short = sum(len(batch.events) for batch in batches) <= REPLAYED
             wanted = inputs or (inputs is None and (short or (program is not None and program.decides)))
             replayed = await self._gateway.step_arguments(run, batches, missed) if wanted else {}
+            if not missed.whole and (structures := await self._structures(batches)):
+                # The code is not here, or does not fit.
+                payloads = self._base.payloads
+                started, whole = await payloads.with_input(batches), await payloads.inflate(batches)
+                missed = self._base.structures.missed(structures, started, whole)
             if missed.turns or missed.whole:
                 told = {turn.op for turn in missed.turns}
                 records = [one for one in records if one.attempts or not (missed.whole or one.path in told)]
@@ -310,7 +319,7 @@ class Queries:
     async def _checkpoints(
         self, run: RunRow, batches: Sequence[Batch], end: int | None, *, every: bool
     ) -> Sequence[GraphCheckpoint]:
-        program = self._gateway.find_program(run.program, run.version)
+        program = await self._program(run, batches)
         if program is None or program.dataflow is None:
             raise UsageError(f"{run.id!r} is a run of {run.program}, which is no graph that is known here")
         flow, prefix = program.dataflow, f"{child_path(run)}/" if run.root else ""
@@ -343,6 +352,34 @@ class Queries:
             last = batches[-1]
             found.append(_checkpoint(state, last.seq, last.at, "", values, prefix))
         return found
+
+    async def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
+        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken.
+
+        Without the graph, it is drawn as it was when the run was executed. Takes the options of `Graph.diagram`.
+        """
+        run, _ = await self._base.require(id)
+        batches = await self._base.store.journal.read(run.root or run.run_id)
+        program = await self._program(run, batches)
+        if program is None:
+            raise UsageError(f"{run.id!r} is a run of {run.program}, which is no graph that is known here")
+        inside = f"{child_path(run)}/" if run.root else ""
+        statuses = op_statuses(batches)
+        # What did not run has no event.
+        statuses |= {step.path: step.status for step in await self.steps(id) if step.path not in statuses}
+        own = {path.removeprefix(inside): status for path, status in statuses.items() if path.startswith(inside)}
+        return program.drawn(own, format, depth)
+
+    async def _program(self, run: RunRow, batches: Sequence[Batch]) -> Program | None:
+        """The program of a run, from here or from its stored structure; None if neither is known."""
+        found = self._gateway.find_program(run.program, run.version)
+        structures = {} if found is not None else await self._structures(batches)
+        return found or self._base.structures.program(structures, batches, child_path(run))
+
+    async def _structures(self, batches: Sequence[Batch]) -> dict[str, bytes]:
+        """The structures that a run was executed with."""
+        sources = await sources_of(self._base.store.blobs, batches)
+        return {id: source.structure for id, source in sources.items() if source.structure}
 
     async def items(
         self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100

@@ -20,6 +20,7 @@ from perdure.client.views import (
 from perdure.config import Limits
 from perdure.errors import UsageError
 from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.structures import Structures
 from perdure.kernel.values.codec import TypeCodec
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock
@@ -36,8 +37,9 @@ class Reader:
         limits: Limits | None = None,
         codecs: Iterable[TypeCodec[Any]] = (),
         clock: Clock | None = None,
+        structures: Structures | None = None,
     ) -> None:
-        base = StoreClient("Client", store, limits=limits, codecs=codecs, clock=clock)
+        base = StoreClient("Client", store, limits=limits, codecs=codecs, clock=clock, structures=structures)
         self._assemble(base, StoreGateway(base, base.resolve))
 
     def _assemble(self, base: StoreClient, gateway: RunGateway) -> None:
@@ -141,6 +143,7 @@ class Reader:
     items = delegated("_queries", Queries.items)
     values = delegated("_queries", Queries.values)
     history = delegated("_queries", Queries.history)
+    diagram = delegated("_queries", Queries.diagram)
     approvals = delegated("_queries", Queries.approvals)
     get_checkpoint = delegated("_queries", Queries.get_checkpoint)
     journal = delegated("_queries", Queries.journal)

@@ -261,6 +261,7 @@ class Starts:
             schedule=encoded.schedule if encoded is not None else "",
             scheduled_at=encoded.scheduled_at if encoded is not None else None,
             exact=1 if program is None or encoded is not None else 2,
+            structure="" if program is None else program.structure,
         )
         if program is not None and encoded is None and not self._gateway.begins_here(started):
             # It is decoded elsewhere, and later, where the caller gets no error: refuse here what does not fit.

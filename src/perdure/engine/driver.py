@@ -528,7 +528,12 @@ class Driver:
             else:
                 # Called by name: its version is chosen at its first claim, and its arguments get their names.
                 data = bytes(named_input(Raw(data), positional_names(program.types)))
-                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version, input=data)
+                structure = "" if wish.embedded else program.structure
+                if structure:
+                    self.services.on_structure(program)
+                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(
+                    wish, version=version, input=data, structure=structure
+                )
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with
         else:

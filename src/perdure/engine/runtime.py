@@ -19,6 +19,7 @@ from perdure.ports.journal import Append
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
+    from perdure.kernel.program import Program
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,8 @@ class Services:
     on_broken: Callable[[Driver, Exception], None]
     # Called with the id of a remote step's run that is no longer waited for.
     on_abandoned: Callable[[str], None]
+    # Called with a program that has a structure, when a child of it begins.
+    on_structure: Callable[[Program], None]
     # The default stream mode.
     stream: StreamMode = IMMEDIATE
     # The resources of steps.

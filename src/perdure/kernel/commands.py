@@ -147,6 +147,8 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     own: Any = None
     # Whether `own` is a part of the program that starts it, which the engine need not know by name.
     embedded: bool = False
+    # The structure of its program: see Program.
+    structure: str = ""
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):

@@ -123,6 +123,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     max_rounds: int | None = None
     # The run_id of the run whose outcomes it reuses, where ops have the same arguments.
     memo: str = ""
+    # For a graph: its structure, as the program had it that started the run, by the id of the blob. It only explains.
+    structure: str = ""
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -358,6 +360,8 @@ class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
     source: str = ""
     # Why it could not begin: its end follows.
     refused: bool = False
+    # As in RunStarted, for a child that is no part of the program that started it.
+    structure: str = ""
 
 
 class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):

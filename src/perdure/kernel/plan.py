@@ -205,6 +205,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         deadline=command.deadline,
         source=command.source,
         refused=command.refused is not None,
+        structure=command.structure,
     )
     if command.refused is not None:
         failed = ChildFinished(command.op, RunStatus.FAILED, error=command.refused)
@@ -227,6 +228,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         deadline=command.deadline,
         parent=state.run_id,
         exact=1 if command.own is None else 2,
+        structure=command.structure,
         **(msgspec.structs.asdict(command.options) if command.options is not None else {}),
     )
     result.events.append(msgspec.structs.replace(event, detached=child, input=NULL, input_blob=""))

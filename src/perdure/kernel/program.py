@@ -135,6 +135,8 @@ class Program(Protocol):
     dataflow: Dataflow | None = None
     # Where and when it was defined, for a program that may be defined again in one process.
     defined: Defined | None = None
+    # The id of the blob with its structure, for a program that has one: see `source`.
+    structure: str = ""
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
         """A new execution; `past` is the patch history of its journal."""
@@ -177,7 +179,7 @@ class Program(Protocol):
         return None
 
     def source(self) -> Source:
-        """Its source, which is stored with its runs; empty if there is none."""
+        """Its source, or its structure, which is stored with its runs; empty if there is none."""
         return Source()
 
     def repairs(self, recorded: Source, divergence: Divergence) -> Iterable[Repair]:

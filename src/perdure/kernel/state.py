@@ -260,7 +260,7 @@ class RunState:
         self.owner: str | None = None
         self.epoch = 0
         self.session = ""
-        # The id of the source that its owner executes it with.
+        # The id of the source, or of the structure, that its owner executes it with.
         self.code = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
@@ -406,6 +406,7 @@ class RunState:
 
     def _run_started(self, event: RunStarted, at: float) -> None:
         self.started = event
+        self.code = event.structure
         self.signal_ids.update((SignalKey("", id), None) for id in event.seen)
         self.created_at = at
 

@@ -58,6 +58,14 @@ class NotRun(msgspec.Struct, frozen=True):
     at: float
 
 
+def within(path: str, turn: NotRun) -> NotRun:
+    """A turn of a child, as seen from the root."""
+    if not path:
+        return turn
+    by = turn.by if turn.by == "when" else f"{path}/{turn.by}"
+    return msgspec.structs.replace(turn, op=f"{path}/{turn.op}", by=by)
+
+
 class Missed(msgspec.Struct):
     """The turns that did not run, as a replay finds them; all of them if the code fits the `whole` journal."""
 

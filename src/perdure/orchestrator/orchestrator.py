@@ -120,7 +120,15 @@ class Orchestrator:
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
         self.payloads = Payloads(store.blobs, limits)
         self.services = Services(
-            codec, clock, writer, runner, self.payloads, self._committed, self.broke, observer.abandoned
+            codec,
+            clock,
+            writer,
+            runner,
+            self.payloads,
+            self._committed,
+            self.broke,
+            observer.abandoned,
+            self.sources.store,
         )
         self.turns = Turns(store.leases, clock, holder(name, self.session))
         self.snapshots = SnapshotReader(store, recovery.snapshot)

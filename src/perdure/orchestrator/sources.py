@@ -1,4 +1,7 @@
-"""The sources of the programs that run here: each is stored once, for explanations after the code has changed."""
+"""The sources of the programs that run here: each is stored once, for explanations after the code has changed.
+
+So are the structures of programs that have one; views of their runs need them where the code is not.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from perdure.errors import PerdureError
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.state import RunState
 from perdure.ports.store import Store
 
@@ -34,18 +39,23 @@ class ProgramSources:
             return ""
         code = self._codes.get((started.program, started.version))
         if code is None:
-            code = self._codes[started.program, started.version] = self._store_source(started.program, started.version)
-        return "" if code == state.code else code
+            serves = self._programs.serves(started.program, started.version)
+            program = self._programs.find(started.program, started.version) if serves else None
+            code = "" if program is None else self._put_source(program.name, program.source())
+            self._codes[started.program, started.version] = code
+        return "" if code == (state.code or started.structure) else code
+
+    def store(self, program: Program) -> None:
+        """Store the structure of a program that runs as a child."""
+        if self._codes.get((program.name, program.version)) != program.structure:
+            self._codes[program.name, program.version] = self._put_source(program.name, program.source())
 
     def forget(self, name: str) -> None:
         """A program was defined again: its source is read again."""
         for known in [known for known in self._codes if known[0] == name]:
             del self._codes[known]
 
-    def _store_source(self, name: str, version: str) -> str:
-        if not self._programs.serves(name, version):
-            return ""
-        source = self._programs.find(name, version).source()
+    def _put_source(self, name: str, source: Source) -> str:
         code = source.digest()
         if code:
             self._under_way += 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from perdure.errors import Corrupt, PerdureError
-from perdure.kernel.divergence.repair import codes
+from perdure.kernel.divergence.repair import source_ids
 from perdure.kernel.divergence.source import Source, decode_source
 from perdure.kernel.events import Batch
 from perdure.kernel.values.limits import blob_id as id_of
@@ -32,9 +32,9 @@ def verified(blob_id: str, data: object) -> bytes | None:
 
 
 async def sources_of(blobs: Blobs, batches: Sequence[Batch]) -> dict[str, Source]:
-    """The sources that a run was executed with, by id, in order; without those that cannot be read."""
+    """The sources and structures that a run was executed with, by id, in order; without those that cannot be read."""
     found: dict[str, Source] = {}
-    for code in dict.fromkeys(code for _, code in codes(batches)):
+    for code in source_ids(batches):
         try:
             data = await blobs.get(code)
         except PerdureError:

@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
@@ -17,7 +16,7 @@ from perdure.kernel.history.fork import find, ops
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.step_records import Missed, NotRun
+from perdure.kernel.step_records import Missed, NotRun, within
 from perdure.kernel.values.arguments import by_name, names_of
 from perdure.kernel.values.codec import Codec
 
@@ -134,14 +133,8 @@ def arguments(
     if missed is not None:
         missed.whole = whole
         for path, notes in replay.notes.items():
-            missed.turns += [
-                replace(one, op=f"{path}/{one.op}", by=_within(path, one.by)) if path else one for one in notes
-            ]
+            missed.turns += [within(path, one) for one in notes]
     return found
-
-
-def _within(path: str, by: str) -> str:
-    return by if by == "when" else f"{path}/{by}"
 
 
 def _end(batches: Sequence[Batch], at: str | int | None) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.manifest import explain
+from perdure.authoring.dataflow.changes import explain
 from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,

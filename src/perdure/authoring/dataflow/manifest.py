@@ -1,57 +1,289 @@
-"""Explain why a recorded run does not fit a plan: a node was removed, or another one has to come before it now."""
+"""The structure of a dataflow program as data: what is stored with its runs, and a plan made of it again.
+
+It holds no code and no values: a plan that was read back shows what a run did, and cannot execute one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
-from perdure.authoring.dataflow.plan import Plan, outputs_of
-from perdure.kernel.divergence.advice import ways
-from perdure.kernel.divergence.model import Divergence, OpView
-from perdure.kernel.hints import did_you_mean
+from perdure.authoring.dataflow.dependence import Dependence
+from perdure.authoring.dataflow.plan import (
+    Argument,
+    Carried,
+    Collect,
+    Const,
+    Decision,
+    FirstOf,
+    Gate,
+    Input,
+    Kind,
+    Mapped,
+    Node,
+    OnError,
+    OnFailure,
+    Output,
+    Path,
+    Plan,
+    Question,
+    Region,
+    Slot,
+    Source,
+)
+from perdure.errors import UsageError
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.events import RunStarted
+from perdure.kernel.patches import PatchHistory
+from perdure.kernel.program import Execution, Program
+from perdure.kernel.values.codec import Codec
 
 
-def explain(
-    plan: Plan,
-    op: str,
-    recorded: OpView,
-    had_turn: Callable[[int], bool],
-    has_ended: Callable[[int], bool],
-    began: Callable[[str], bool],
-) -> Divergence | None:
-    """Why the plan does not ask for a recorded op; None where the op itself, its kind or arguments, has changed.
+class StoredSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a value comes from: an input, a node, an earlier round, a fixed value; or several of those."""
 
-    `had_turn` and `has_ended` tell how far a node has come by now, `began` whether the journal holds an op.
-    """
-    name, _, turn = op.partition(":")
-    numbers = {node.name: number for number, node in enumerate(plan.nodes)}
-    if name not in numbers:
-        # A node of the plan that has not run may be this one under another name.
-        fresh = [node.name for node in plan.nodes if not began(f"{node.name}:{turn}")]
-        near = did_you_mean(name, fresh) if fresh else ""
-        title = f"The node {name!r} has run, and the graph no longer has it."
-        renamed = f" ({near})" if near else ""
-        fix = (
-            f"If it has another name now{renamed}: Graph(renamed={{{name!r}: ...}}).\n"
-            f"If it is gone for good: Graph(retired=[{name!r}]), and its record is passed over.\n{_ways(recorded.path)}"
-        )
-        return Divergence("removed", recorded.path, title, recorded, None, fix)
-    number = numbers[name]
-    node = plan.nodes[number]
-    if had_turn(number):
+    input: str = ""
+    node: str = ""
+    path: Path = ()
+    carried: int | None = None
+    fixed: bool = False
+    every: tuple[StoredSource, ...] = ()
+    first: tuple[StoredSource, ...] = ()
+
+
+class StoredArgument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A parameter and its source; `optional`: it is left out where there is no value."""
+
+    name: str
+    source: StoredSource
+    optional: bool = False
+
+
+class StoredNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node. A `program` in it is a structure, or only a name where it is code."""
+
+    name: str
+    kind: Kind
+    where: str = ""
+    takes: tuple[StoredArgument, ...] = ()
+    when: tuple[StoredArgument, ...] | None = None
+    after: tuple[str, ...] = ()
+    gates: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    # Of a gate: its targets, and those of them that are no nodes.
+    targets: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    # Of a question: its name.
+    asks: str = ""
+    # Of a map: the parameters it is mapped over.
+    over: tuple[str, ...] = ()
+    limit: int | None = None
+    on_error: OnError = "fail"
+    tolerate: float | None = None
+    program: Manifest | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The structure of a program; without nodes, only which program it is."""
+
+    program: str
+    version: str
+    nodes: tuple[StoredNode, ...] = ()
+    on_failure: OnFailure = "stop"
+    max_rounds: int = 1000
+    results: tuple[StoredArgument, ...] = ()
+    single: bool = False
+    required: tuple[str, ...] = ()
+    values: dict[str, tuple[StoredSource, ...]] = {}
+    # As in the plan, where nodes are numbers.
+    slots: tuple[tuple[str, tuple[StoredSource, ...]], ...] = ()
+    regions: tuple[Region, ...] = ()
+    region: tuple[int, ...] = ()
+    consumers: tuple[tuple[int, ...], ...] = ()
+    waits: tuple[int, ...] = ()
+    reads: tuple[tuple[int, ...], ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+_decode = msgspec.json.Decoder(Manifest).decode
+
+
+def read_structure(data: bytes) -> Manifest | None:
+    """A stored structure; None for one that another version of perdure wrote differently."""
+    try:
+        found = _decode(data)
+    except msgspec.MsgspecError:
         return None
-    before = dict.fromkeys([*(output.node for output in outputs_of(node)), *node.gates, *node.after])
-    waits = [one for one in before if one != number and not has_ended(one)]
-    new = [one for one in waits if not began(f"{plan.nodes[one].name}:{turn}")] or waits
-    if not new:
-        return None
-    other = plan.nodes[new[0]]
-    title = f"The node {name!r} has run, and now comes after {other.name!r}, which had not ended then."
-    path = f"{recorded.path.rpartition('/')[0]}/{other.name}:{turn}".lstrip("/")
-    current = OpView("gate" if other.kind == "gate" else "node", path, other.name, source=other.where)
-    return Divergence("inserted", recorded.path, title, replace(recorded, code=""), current, _ways(recorded.path))
+    return found if found.nodes else None
 
 
-def _ways(op: str) -> str:
-    return ways(op).replace('@workflow(version="...")', 'Graph(version="...")')
+class _Names:
+    """The names of nodes by number, and of inputs as callers know them."""
+
+    def __init__(self, plan: Plan, inputs: Mapping[str, str]) -> None:
+        self.nodes, self.inputs = [node.name for node in plan.nodes], inputs
+
+    def all(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.nodes[number] for number in numbers)
+
+
+def manifest_of(plan: Plan, name: str, version: str, inputs: Mapping[str, str]) -> Manifest:
+    """The structure of a program; `inputs` are the names of those that callers give under another one."""
+    names = _Names(plan, inputs)
+    return Manifest(
+        name,
+        version,
+        tuple(_stored_node(node, names) for node in plan.nodes),
+        plan.on_failure,
+        plan.max_rounds,
+        tuple(StoredArgument(result, _stored(source, names)) for result, source in plan.results),
+        plan.single,
+        tuple(sorted(plan.required)),
+        {value: tuple(_stored(output, names) for output in made) for value, made in plan.values.items()},
+        tuple((slot.name, tuple(_stored(output, names) for output in slot.producers)) for slot in plan.slots),
+        plan.regions,
+        plan.region,
+        plan.consumers,
+        plan.waits,
+        plan.reads,
+        tuple(sorted(plan.kept)),
+    )
+
+
+def _stored_node(node: Node, names: _Names) -> StoredNode:
+    mapped, gate, inner = node.mapped or Mapped(()), node.gate, None
+    if node.program is not None:
+        manifest: Callable[[], Manifest] | None = getattr(node.program, "manifest", None)
+        inner = Manifest(node.program.name, node.program.version) if manifest is None else manifest()
+    return StoredNode(
+        node.name,
+        node.kind,
+        node.where,
+        _stored_arguments(node.arguments, names),
+        None if node.when is None else _stored_arguments(node.when.arguments, names),
+        names.all(node.after),
+        names.all(node.gates),
+        node.outputs,
+        () if gate is None else tuple(gate.targets),
+        () if gate is None else tuple(target for target, number in gate.targets.items() if number is None),
+        "" if node.question is None else node.question.name,
+        mapped.over,
+        mapped.limit,
+        mapped.on_error,
+        mapped.tolerate,
+        inner,
+    )
+
+
+def _stored_arguments(arguments: Iterable[Argument], names: _Names) -> tuple[StoredArgument, ...]:
+    return tuple(StoredArgument(one.name, _stored(one.source, names), not one.required) for one in arguments)
+
+
+def _stored(source: Source, names: _Names) -> StoredSource:
+    match source:
+        case Input():
+            return StoredSource(input=names.inputs.get(source.name, source.name))
+        case Output():
+            return StoredSource(node=names.nodes[source.node], path=source.path)
+        case Carried():
+            return StoredSource(carried=source.slot)
+        case Const():
+            return StoredSource(fixed=True)
+        case Collect():
+            return StoredSource(every=tuple(_stored(one, names) for one in source.parts))
+        case FirstOf():
+            return StoredSource(first=tuple(_stored(one, names) for one in source.parts))
+
+
+# --- and back -------------------------------------------------------------------------------------------------------
+
+
+class StoredProgram(Program):
+    """A program of which only the structure is known, or only the name. Its runs are shown, and never advanced."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.name, self.version, self.manifest = manifest.program, manifest.version, manifest
+        self.decides = bool(manifest.nodes)
+        self.plan = plan_of(manifest) if manifest.nodes else None
+        self.dataflow = None if self.plan is None else Dependence(self.plan)
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
+        """Nothing executes it."""
+        raise UsageError(f"of {self.name!r} only the structure is known here, which runs nothing")
+
+
+def plan_of(manifest: Manifest) -> Plan:
+    """The plan of a stored structure. Its functions decide nothing: a run has recorded what they decided."""
+    numbers = {node.name: number for number, node in enumerate(manifest.nodes)}
+    return Plan(
+        tuple(_node(node, numbers) for node in manifest.nodes),
+        manifest.regions,
+        tuple(Slot(name, tuple(_output(one, numbers) for one in made)) for name, made in manifest.slots),
+        manifest.region,
+        manifest.consumers,
+        manifest.waits,
+        manifest.reads,
+        frozenset(manifest.kept),
+        {value: tuple(_output(one, numbers) for one in made) for value, made in manifest.values.items()},
+        tuple((one.name, _source(one.source, numbers)) for one in manifest.results),
+        manifest.single,
+        frozenset(manifest.required),
+        manifest.on_failure,
+        manifest.max_rounds,
+    )
+
+
+def _node(node: StoredNode, numbers: Mapping[str, int]) -> Node:
+    gate = None
+    if node.kind == "gate":
+        gate = Gate({one: None if one in node.gone else numbers[one] for one in node.targets}, _no_code)
+    return Node(
+        node.name,
+        node.kind,
+        _arguments(node.takes, numbers),
+        node.outputs,
+        node.where,
+        spec=StepSpec(node.name, _no_code) if node.kind == "step" else None,
+        program=None if node.program is None else StoredProgram(node.program),
+        function=_nothing if node.kind == "wait" else None,
+        gate=gate,
+        question=Question(node.asks) if node.kind == "wait" else None,
+        when=None if node.when is None else Decision(_holds, _arguments(node.when, numbers)),
+        mapped=Mapped(node.over, node.limit, node.on_error, node.tolerate) if node.over else None,
+        gates=tuple(numbers[one] for one in node.gates),
+        after=tuple(numbers[one] for one in node.after),
+    )
+
+
+def _arguments(arguments: Iterable[StoredArgument], numbers: Mapping[str, int]) -> tuple[Argument, ...]:
+    return tuple(Argument(one.name, _source(one.source, numbers), not one.optional) for one in arguments)
+
+
+def _source(source: StoredSource, numbers: Mapping[str, int]) -> Source:
+    if source.node:
+        return _output(source, numbers)
+    if source.carried is not None:
+        return Carried(source.carried)
+    if source.every or source.first:
+        parts = tuple(_source(one, numbers) for one in source.every or source.first)
+        return Collect(parts) if source.every else FirstOf(parts)
+    return Const(None) if source.fixed else Input(source.input)
+
+
+def _output(source: StoredSource, numbers: Mapping[str, int]) -> Output:
+    return Output(numbers[source.node], source.path)
+
+
+def _no_code(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("a stored structure has no code")
+
+
+def _nothing(**_: Any) -> None:
+    """In place of what makes a question: the journal has it."""
+
+
+def _holds(**_: Any) -> bool:
+    """In place of a condition: only one that does not hold is recorded."""
+    return True

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from perdure.authoring.dataflow.plan import Argument, Carried, Collect, FirstOf, Input, Node, Output, Plan, Source
@@ -59,11 +60,17 @@ class _Picture:
 
 
 def diagram(
-    plan: Plan, *, format: Format = "mermaid", depth: int | None = None, statuses: Statuses | None = None
+    plan: Plan,
+    *,
+    format: Format = "mermaid",
+    depth: int | None = None,
+    statuses: Statuses | None = None,
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The plan as text. `depth` levels of nested graphs are open: all of them, unless the whole is large.
 
-    With `statuses`, by the paths of nodes, nodes are coloured and the edges that were taken are marked.
+    With `statuses`, by the paths of nodes, nodes are coloured and the edges that were taken are marked. `inputs` are
+    the names of inputs that callers give under another one.
     """
     if format not in ("mermaid", "dot"):
         raise UsageError(f"format={format!r} is neither 'mermaid' nor 'dot'")
@@ -72,6 +79,9 @@ def diagram(
     if depth is None:
         depth = 0 if _is_large(plan) else -1
     picture = _picture(plan, depth, statuses or {})
+    for box in picture.boxes:
+        if box.shape == "input":
+            box.label = inputs.get(box.label, box.label)
     return (_mermaid if format == "mermaid" else _dot)(picture)
 
 

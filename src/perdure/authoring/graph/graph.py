@@ -9,6 +9,8 @@ import itertools
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 import msgspec
@@ -21,6 +23,7 @@ from perdure.authoring.code.step import Step
 from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, reached
 from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.manifest import Manifest, manifest_of
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
 from perdure.authoring.dataflow.values import OrSkipped
@@ -29,6 +32,7 @@ from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
+from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import WrongValue, check_name, check_version, op_name
@@ -189,6 +193,7 @@ class Graph(Program, Generic[P, R]):
         self._build()
 
     def _build(self) -> None:
+        self.__dict__.pop("structure", None)
         built = build(self._drafts, self._options)
         self._built: Built = built
         self.plan: Plan = built.plan
@@ -355,7 +360,9 @@ class Graph(Program, Generic[P, R]):
 
     def as_node(self, name: str | None = None) -> Node[P, R]:
         """The graph as a node of another graph. Its runs are children, with op paths such as `answer:0/retrieve:0`."""
-        frame = sys._getframe(1)
+        return self._as_node(name, sys._getframe(1))
+
+    def _as_node(self, name: str | None, frame: FrameType) -> Node[P, R]:
         where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
         return ProgramNode(self, Wiring(given_name(name, self.name)), None, where, self.parts)
 
@@ -369,7 +376,7 @@ class Graph(Program, Generic[P, R]):
         until: Callable[[Any], bool] | None = None,
     ) -> Node[..., list[R]]:
         """The graph as a node that runs once for each item of these inputs: see `Node.map_over`."""
-        return self.as_node().map_over(
+        return self._as_node(None, sys._getframe(1)).map_over(
             *params, limit=limit, on_error=on_error, tolerate=tolerate, chunk=chunk, until=until
         )
 
@@ -410,11 +417,12 @@ class Graph(Program, Generic[P, R]):
 
         Nested graphs are open, `depth` levels of them; all, unless the graph is large.
         """
-        return diagram(self.plan, format=format, depth=depth)
+        return diagram(self.plan, format=format, depth=depth, inputs=self._input_names)
 
     def drawn(self, statuses: Mapping[str, str], format: Any, depth: int | None) -> str:
         """The graph with its nodes coloured by the statuses of their ops, and the edges marked that were taken."""
-        return diagram(self.plan, format=format, depth=depth, statuses=turns_of(statuses))
+        turns = turns_of(statuses)
+        return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self._input_names)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: the diagram, where it can draw one."""
@@ -511,6 +519,22 @@ class Graph(Program, Generic[P, R]):
     def children(self) -> list[Program]:
         """The programs that it runs as nodes."""
         return [node.program for node in self.plan.nodes if node.program is not None]
+
+    @cached_property
+    def structure(self) -> str:  # type: ignore[override]
+        """The id of the blob with its structure."""
+        return self.source().digest()
+
+    def manifest(self) -> Manifest:
+        """Its structure as data."""
+        return manifest_of(self.plan, self.name, self.version, self._input_names)
+
+    def source(self) -> Source:
+        """Its structure, which is stored with its runs."""
+        try:
+            return Source(structure=msgspec.json.encode(self.manifest()))
+        except RecursionError:
+            return NO_SOURCE  # graphs in graphs, a thousand deep: their runs are not explained
 
     def open(
         self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY

@@ -40,12 +40,21 @@ class Repair(msgspec.Struct, frozen=True):
 
 def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
     """The sources that a run was executed with: from which event on, and the id of each."""
-    return [
-        (number, event.code)
-        for batch in batches
-        for number, event in enumerate(batch.events, batch.seq)
-        if isinstance(event, RunClaimed) and event.code
-    ]
+    found: list[tuple[int, str]] = []
+    for batch in batches:
+        for number, event in enumerate(batch.events, batch.seq):
+            if isinstance(event, RunClaimed) and event.code:
+                found.append((number, event.code))
+            elif isinstance(event, RunStarted) and event.structure:
+                found.append((number, event.structure))
+    return found
+
+
+def source_ids(batches: Sequence[Batch]) -> list[str]:
+    """The ids of the sources and structures that a run and its children were executed with, each once."""
+    events = (event for batch in batches for event in batch.events)
+    of_children = (event.structure for event in events if isinstance(event, ChildStarted) and event.structure)
+    return list(dict.fromkeys([*(code for _, code in codes(batches)), *of_children]))
 
 
 def code_at(batches: Sequence[Batch], seq: int) -> str:

@@ -1,4 +1,7 @@
-"""The source of a program as it was when a run used it. Data only; `authoring/code/source.py` reads it."""
+"""The source of a program as it was when a run used it. Data only; `authoring/code/source.py` reads it.
+
+A program that is made of data has a structure in its place: `authoring/dataflow/manifest.py` reads that.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,20 @@ class SourcePart(msgspec.Struct, frozen=True):
     text: str
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A program's function, and then the functions that it reaches outside of steps."""
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A program's function, and then the functions that it reaches outside of steps; or its structure, as JSON."""
 
     parts: tuple[SourcePart, ...] = ()
+    structure: bytes = b""
 
     def encode(self) -> bytes:
         """As it is stored."""
-        return msgspec.json.encode(self)
+        return self.structure or msgspec.json.encode(self)
 
     @lru_cache(1024)  # noqa: B019 (sources live as long as their programs)
     def digest(self) -> str:
         """The id of the blob that holds it; empty if there is nothing to hold."""
-        return sha256(self.encode()).hexdigest() if self.parts else ""
+        return sha256(self.encode()).hexdigest() if self.parts or self.structure else ""
 
 
 NO_SOURCE = Source()
@@ -66,6 +70,7 @@ def _moved(head: str, old: SourcePart, new: SourcePart) -> str:
 def decode_source(data: bytes) -> Source:
     """A stored source. One that another version of perdure wrote differently is empty."""
     try:
-        return msgspec.json.decode(data, type=Source)
+        found = msgspec.json.decode(data, type=Source)
     except msgspec.DecodeError:
         return NO_SOURCE
+    return found if found.parts else Source(structure=data)
