@@ -131,7 +131,7 @@ class Walk:
             return
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))
-        instructions = [one for code in codes for one in dis.get_instructions(code)]
+        instructions = [one for code in codes for one in instructions_of(code)]
         attributes = frozenset(str(one.argval) for one in instructions if one.opname in _ATTRIBUTES)
         for code in codes:
             self.texts.update(text for text in code.co_consts if isinstance(text, str))
@@ -188,6 +188,17 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from codes_of(constant)
+
+
+def instructions_of(code: CodeType) -> tuple[dis.Instruction, ...]:
+    """The instructions of a function, decoded once for all who walk over it."""
+    return _instructions(code, code.co_linetable)
+
+
+# Equal code may stand at other columns: the table of its lines tells the two apart.
+@functools.lru_cache(maxsize=128)
+def _instructions(code: CodeType, linetable: bytes) -> tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
 
 
 def is_users(module: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import inspect
 import linecache
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.authoring.code.call_graph import Walk, codes_of, is_users, own
+from perdure.authoring.code.call_graph import Walk, codes_of, instructions_of, is_users, own
 from perdure.authoring.code.loop import short
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
@@ -145,7 +144,7 @@ class _SourceWalk(Walk):
             found: Any = None
             # How many arguments of `step_inline` are still to be loaded: its name, and then what it calls.
             inline = 0
-            for one in dis.get_instructions(code):
+            for one in instructions_of(code):
                 position = one.positions
                 line = position.lineno if position is not None else None
                 at = (line, position.col_offset) if position is not None else None
@@ -269,7 +268,7 @@ def _local_functions(code: CodeType) -> set[str]:
     """The names of functions that are made inside a function, and not decorated."""
     found: set[str] = set()
     made = False
-    for one in dis.get_instructions(code):
+    for one in instructions_of(code):
         if made and one.opname in ("STORE_FAST", "STORE_DEREF"):
             found.add(str(one.argval))
         made = one.opname == "MAKE_FUNCTION" or (made and one.opname == "SET_FUNCTION_ATTRIBUTE")
