@@ -140,6 +140,31 @@ async def test_a_process_without_the_code_sees_no_marker(output: Any, shown: obj
             assert view is not None
             assert (view.status, view.output) == ("completed", shown)
             assert await client.handle(id).result() == shown
+        assert all("$" not in str(run.output) for run in await client.list())
+
+
+async def test_a_node_that_takes_the_results_of_a_graph_sees_no_marker() -> None:
+    @workflow
+    async def own(x: list[int]) -> dict[str, Any]:
+        return {"$skipped": {"mine": x}}
+
+    @node
+    def whole(parts: Any) -> Any:
+        return parts
+
+    @node
+    def reduced(many: list[dict[str, int]], last: Any) -> Any:
+        return many, last
+
+    parts = Graph([a, gate, apart], name="parts")
+    middle = Graph([parts.as_node("parts"), whole], name="middle", output=whole)
+    graph = Graph([middle.as_node("many").map_over("x"), node(own, name="last"), reduced], name="g", output=reduced)
+    async with Engine("memory://", [graph, middle]) as engine:
+        result = await engine.run(graph(x=[0, 1]), id="r")
+        # What a workflow returns is its own, whatever its keys are.
+        assert result.output == [[{"apart": 0}, {"a": 1, "apart": 1}], {"$skipped": {"mine": [0, 1]}}]
+        [fork] = [await engine.fork("r", at="reduced", new_id="f")]
+        assert (await fork.outcome()).output == result.output
 
 
 async def test_a_map_whose_list_was_skipped_is_skipped() -> None:

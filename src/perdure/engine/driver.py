@@ -528,8 +528,8 @@ class Driver:
             else:
                 # Called by name: its version is chosen at its first claim, and its arguments get their names.
                 data = bytes(named_input(Raw(data), positional_names(program.types)))
-                structure = "" if wish.embedded else program.structure
-                if structure:
+                structure = wish.structure if wish.embedded else program.structure
+                if structure and not wish.embedded:
                     self.services.on_structure(program)
                 wish = self.replay.wishes[wish.op] = msgspec.structs.replace(
                     wish, version=version, input=data, structure=structure

@@ -147,7 +147,7 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     own: Any = None
     # Whether `own` is a part of the program that starts it, which the engine need not know by name.
     embedded: bool = False
-    # The structure of its program: see Program.
+    # The structure of its program, or of the one that it is a part of: see Program.
     structure: str = ""
 
 

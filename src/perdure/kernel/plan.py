@@ -205,7 +205,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         deadline=command.deadline,
         source=command.source,
         refused=command.refused is not None,
-        structure=command.structure,
+        structure="" if command.embedded else command.structure,
     )
     if command.refused is not None:
         failed = ChildFinished(command.op, RunStatus.FAILED, error=command.refused)

@@ -402,6 +402,7 @@ class Replay:
             recorded=within or None,
             exact=exact,
             max_rounds=None if self.state.started is None else self.state.started.max_rounds,
+            structure=event.structure or command.structure,
         )
         past = child_context.past.within(event.op)
         child = program.open(child_run_id(self.state.run_id, event.op), started, child_context.codec, past)

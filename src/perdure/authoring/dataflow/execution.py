@@ -69,7 +69,7 @@ from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
-from perdure.kernel.values.skips import SKIPS, no_result, why_no_result
+from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
 
 # What has become of a node in this round. From FAILED on, nodes that need it cannot run.
@@ -131,6 +131,7 @@ class DataflowExecution:
         self._plan, self._started, self._codec, self._past = plan, started, codec, past
         self._check_input = check_input
         self._recorded = started.recorded or {}
+        self._structure = ""
         self._at = 0.0
         self._commands: list[Command] = []
         count = len(plan.nodes)
@@ -206,6 +207,7 @@ class DataflowExecution:
         return op.partition(":")[0] in self._plan.retired
 
     def _apply_run_claimed(self, event: RunClaimed) -> None:
+        self._structure = self._started.structure or event.code
         input = named_input(self._started.input, event.names)
         if not self._past.replaying:
             self._check_input(input)
@@ -276,8 +278,10 @@ class DataflowExecution:
             self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
             return
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
-            value = Value(event.value)
-            reason = why_no_result(value.data)
+            reason = why_no_result(event.value)
+            # Runs of before structures were recorded have passed on what a result says about skipped values.
+            clean = self._structure and self._can_drain(number)
+            value = Value(without_skips(event.value) if clean else event.value)
             if reason is not None:
                 self._skipped(number, event.op, reason)
             elif number in self._maps:
@@ -449,6 +453,7 @@ class DataflowExecution:
                 source=node.where,
                 own=node.program,
                 embedded=True,
+                structure=self._structure,
             )
         )
 
