@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, bail, rule, step, workflow
+from perdure import Engine, Finished, NoSuchRun, RunStatus, bail, rule, step, wait_signal, workflow
 from perdure.graph import Graph, interrupt, node
 from tests.graph.running import run
 
@@ -236,6 +236,37 @@ async def test_each_item_asks_for_itself() -> None:
         for i in range(3):
             await engine.approve("r", f"review:0[{i}]/really:0", i)
         assert (await engine.run(graph, id="r")).output == {"review": [0, 6, 14]}
+
+
+async def test_items_that_are_children_have_no_rows_and_are_found_and_signalled_all_the_same() -> None:
+    @workflow
+    async def later(x: int) -> int:
+        added = await wait_signal("go", type=int)
+        if not added:
+            raise ValueError("nothing to add")
+        return x + added
+
+    graph = Graph([node(later).map_over("x", on_error="none")], name="g")
+    async with Engine("memory://", [graph, later]) as engine:
+        # The id of another run is the beginning of this one's.
+        await engine.run(graph(x=[]), id="a")
+        run = await engine.start(graph(x=[5, 6, 7]), id="a/b")
+        for i in (2, 0, 1):
+            await engine.signal(f"a/b/later:0[{i}]", "go", i)
+        assert (await run.result()) == {"later": [None, 7, 9]}
+        assert [found.id for found in await engine.list()] == ["a/b", "a"]
+        found = [await engine.get(f"a/b/later:0[{i}]") for i in (0, 1, 3)]
+        assert [None if one is None else (one.status.value, one.output) for one in found] == [
+            ("failed", None),
+            ("completed", 7),
+            None,
+        ]
+        assert [await engine.signal(f"a/b/later:0[{i}]", "go", 1) for i in (0, 1)] == [
+            Finished(RunStatus.FAILED),
+            Finished(RunStatus.COMPLETED),
+        ]
+        with pytest.raises(NoSuchRun):
+            await engine.cancel("a/c/later:0[0]")
 
 
 async def test_items_can_be_asked_for_in_order_and_by_status() -> None:

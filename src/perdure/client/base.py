@@ -22,7 +22,8 @@ from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.reuse import Reuse, decide
-from perdure.kernel.projection import RunRow
+from perdure.kernel.projection import RunRow, child_row
+from perdure.kernel.state import fold
 from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.ports.clock import Clock, SystemClock
@@ -147,8 +148,23 @@ class StoreClient:
             return found
         # A run_id names one incarnation.
         run = await self.store.runs.get(id)
-        head = await self.store.journal.head(run.root or run.run_id) if run is not None else None
-        return (run, head) if run is not None and head is not None else None
+        if run is None:
+            return await self._item(id)
+        head = await self.store.journal.head(run.root or run.run_id)
+        return (run, head) if head is not None else None
+
+    async def _item(self, id: str) -> tuple[RunRow, Head] | None:
+        """A child that is an item of a map, or is in one: it has no row, and its journal tells what the row would."""
+        end = id.find("/")
+        while 0 <= end < id.rfind("]"):
+            found = await self.find(id[:end])
+            if found is not None and not found[0].root:
+                root, head = found
+                state = fold(root.run_id, await self.store.journal.read(root.run_id))
+                if (child := state.changed.get(id[end + 1 :])) is not None:
+                    return child_row(state, child), head
+            end = id.find("/", end + 1)
+        return None
 
     async def require(self, id: str) -> tuple[RunRow, Head]:
         """As `find`; raises NoSuchRun when there is none."""

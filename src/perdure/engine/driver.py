@@ -251,8 +251,7 @@ class Driver:
         started = self.state.started
         if started is not None and started.remote is not None:
             return started.remote.patches or {}
-        execution = self.replay.children.get(self.state.child_of(op), self.replay.execution)
-        return getattr(execution, "patches", {})
+        return getattr(self.replay.execution_of(op)[0], "patches", {})
 
     # --- attempts end ---------------------------------------------------------------------------------------------
 
@@ -504,14 +503,15 @@ class Driver:
 
     def _keep_values(self) -> bool:
         """Whether the values of the commands can be recorded now; a large one is offloaded first."""
-        for op in sorted(self.replay.bulky):
+        bulky = list(self.replay.bulky)
+        self.replay.bulky.clear()
+        for op in bulky:
             wish = self.replay.wishes.get(op)
             if isinstance(wish, Finish | StartChild | RunStep) and op not in self._offloading:
                 self._keep_value(wish)
         return not self._offloading
 
     def _keep_value(self, wish: Finish | StartChild | RunStep) -> None:
-        self.replay.bulky.discard(wish.op)
         if isinstance(wish, RunStep):
             what, data = f"the input of {wish.op}", wish.inputs
         elif isinstance(wish, StartChild):

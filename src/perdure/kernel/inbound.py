@@ -96,7 +96,7 @@ def events_of(verdict: Events | V) -> Events | None:
 def ended(state: RunState, child: str) -> RunStatus | None:
     """How a run, or its child at this op path, ended; None while it is open."""
     if child:
-        return state.ended.get(child)
+        return None if child in state.children else state.ended.get(child, RunStatus.COMPLETED)
     return state.finished.status if state.finished is not None else None
 
 

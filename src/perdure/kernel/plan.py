@@ -6,7 +6,7 @@ after those are recorded, the steps to call and to cancel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec import Raw
@@ -93,7 +93,7 @@ class Plan(msgspec.Struct, gc=False):
     held: bool = False
 
 
-def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
+def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
     """Plan the program's commands, in order."""
     result = Plan([], [], [])
     events, calls = result.events, result.calls
@@ -126,8 +126,9 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             _start_child(state, command, now, result)
         elif isinstance(command, CancelOp):
             if command.op in state.children:
-                events.append(CancelRequested(command.reason, command.op, given_up=True))
-                # Folding this cancels the child, which may withdraw its other commands: plan those later.
+                given_up = [one for one in commands if isinstance(one, CancelOp) and one.op in state.children]
+                events += [CancelRequested(one.reason, one.op, given_up=True) for one in given_up]
+                # Folding this cancels the children, which may withdraw their other commands: plan those later.
                 break
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
@@ -145,13 +146,12 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             else:
                 ends.append(command)
     if finish is not None:
-        _drop_begun("", result)
+        _drop_begun(state, result)
         _finish(state, finish, now, result)
-    else:
-        # One at a time, because its parent may then cancel the others. The innermost first, because the end of a child
-        # cancels its open ops.
-        if ends:
-            _finish_child(state, max(ends, key=lambda end: end.op.count("/")), now, result)
+    elif ends:
+        # The innermost first, because the end of a child cancels its open ops.
+        depth = max(end.op.count("/") for end in ends)
+        _finish_children(state, [end for end in ends if end.op.count("/") == depth], now, result)
     return result
 
 
@@ -177,18 +177,40 @@ def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
     return Plan([begun, *outcome(command, kept, state.started.memo)], [], [])
 
 
-def _drop_begun(prefix: str, result: Plan) -> None:
-    """Drop commands that were issued together with the end of the run or child."""
-    result.calls = [call for call in result.calls if not call.command.op.startswith(prefix)]
-    refused = {event.op for event in result.events if isinstance(event, ChildStarted) and event.refused}
-    result.events = [
-        event
+def _drop_begun(state: RunState, result: Plan, children: Collection[str] | None = None) -> None:
+    """Drop commands that were issued together with the end of the run, or of children of it."""
+
+    def over(op: str) -> bool:
+        return children is None or _is_within(op, children)
+
+    dropped = {
+        event.op: event
         for event in result.events
-        if not (isinstance(event, StepStarted | WaitOpened | ChildStarted) and event.op.startswith(prefix))
-        and not (isinstance(event, ChildFinished) and event.op in refused and event.op.startswith(prefix))
-    ]
-    if not prefix:
-        result.starts.clear()
+        if isinstance(event, StepStarted | WaitOpened | ChildStarted) and over(event.op)
+    }
+    if not dropped:
+        return
+    result.calls = [call for call in result.calls if call.command.op not in dropped]
+    # With what has begun and failed at once: it was refused.
+    result.events = [event for event in result.events if getattr(event, "op", None) not in dropped]
+    runs = {step_key(state.run_id, op) for op in dropped}
+    runs |= {event.detached for event in dropped.values() if isinstance(event, ChildStarted)}
+    result.starts = [one for one in result.starts if one.run_id not in runs and _id_of(one) not in runs]
+
+
+def _id_of(start: Start) -> str:
+    started = start.events[0]
+    assert isinstance(started, RunStarted)
+    return started.id
+
+
+def _is_within(op: str, children: Collection[str]) -> bool:
+    """Whether an op is in one of these children, at any depth."""
+    while (end := op.rfind("/")) >= 0:
+        op = op[:end]
+        if op in children:
+            return True
+    return False
 
 
 def _start_child(state: RunState, command: StartChild, now: float, result: Plan, known: str = "") -> None:
@@ -326,11 +348,15 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
         result.events.append(WaitResolved(op, "cancelled"))
 
 
-def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
-    """Cancel the open ops of a body that has ended, the innermost first."""
-    given_up = {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved | ChildFinished)}
-    for op in sorted(state.ops, key=lambda op: -op.count("/")) if state.children else state.ops:
-        if op.startswith(prefix) and op not in given_up:
+def _ends_in(result: Plan) -> set[str]:
+    """The ops that a plan ends."""
+    return {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved | ChildFinished)}
+
+
+def _give_up_open(state: RunState, ops: Iterable[str], ended: Collection[str], result: Plan) -> None:
+    """Cancel the open ops of a body that has ended, without those that end anyway."""
+    for op in ops:
+        if op not in ended:
             _cancel(state, op, "the run ended without waiting for it", result)
 
 
@@ -339,7 +365,8 @@ def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
         # The body may end after its deadline but before the timer fires: the deadline wins.
         assert state.started is not None
         command = _too_late(state.started.id, state.started.deadline, FINISH)
-    _give_up_open(state, "", result)
+    open_ops = sorted(state.ops, key=lambda op: -op.count("/")) if state.children else state.ops
+    _give_up_open(state, open_ops, _ends_in(result), result)
     if command.continue_with is not None:
         next_one = continuation(state, command, now)
         result.starts.append(next_one)
@@ -356,16 +383,25 @@ def _too_late(id: str, deadline: float | None, op: str) -> Finish:
     return Finish(RunStatus.FAILED, error=error, op=op)
 
 
-def _finish_child(state: RunState, command: Finish, now: float, result: Plan) -> None:
-    path = command.op.removesuffix("/" + FINISH)
+def _finish_children(state: RunState, commands: Iterable[Finish], now: float, result: Plan) -> None:
+    """End children, none of which is inside another."""
+    ends = {command.op.removesuffix("/" + FINISH): command for command in commands}
+    _drop_begun(state, result, ends)
+    ended = _ends_in(result)
+    for path, command in ends.items():
+        _finish_child(state, path, command, now, ended, result)
+
+
+def _finish_child(
+    state: RunState, path: str, command: Finish, now: float, ended: Collection[str], result: Plan
+) -> None:
     due = state.ops[path].due
     if due is not None and due <= now:
         command = _too_late(state.children[path].started.id or path, due, command.op)
     elif command.continue_with is not None:
         error = UsageError("continue_as() ends a run, and this one is awaited: start it with child(..., detached=True)")
         command = Finish(RunStatus.FAILED, error=describe(error, _PLAIN))
-    _drop_begun(path + "/", result)
-    _give_up_open(state, path + "/", result)
+    _give_up_open(state, state.open_within(path), ended, result)
     result.events.append(
         ChildFinished(path, command.status, Raw(command.value), command.blob, command.error, command.reason)
     )
@@ -403,14 +439,14 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
         return expire(state, now)
     # A received signal wins over the timeout of its wait: see `deliver`.
     served = set(state.deliverable()) if state.inbox else ()
-    for op in state.due(now):
-        if op in served or (state.paused is not None and op not in state.children):
-            continue
+    due = state.due(now)
+    late = {op for op in due if op in state.children} if state.children else set()
+    for op in due:
+        if op in served or (state.paused is not None and op not in late) or (late and _is_within(op, late)):
+            continue  # the end of a child ends what is in it
         open_op = state.ops[op]
-        if open_op.kind == "child":
-            _finish_child(state, Finish(RunStatus.FAILED, op=f"{op}/{FINISH}"), now, result)
-        elif any(op.startswith(f"{event.op}/") for event in result.events if isinstance(event, ChildFinished)):
-            continue
+        if op in late:
+            _finish_child(state, op, Finish(RunStatus.FAILED, op=f"{op}/{FINISH}"), now, (), result)
         elif open_op.kind != "step":
             result.events.append(WaitResolved(op, "timer" if open_op.kind == "timer" else "timeout"))
         elif op not in open_steps:

@@ -159,7 +159,7 @@ def child_path(row: RunRow) -> str:
 
 def child_rows(state: RunState) -> list[RunRow]:
     """The rows of the children in `state.changed`; the caller clears that once it has written them."""
-    return [child_row(state, child) for child in state.changed.values()]
+    return [child_row(state, child) for child in state.changed.values() if child.listed]
 
 
 def child_row(state: RunState, child: Child) -> RunRow:

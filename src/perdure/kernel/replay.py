@@ -91,6 +91,16 @@ class ChildContext:
         self.programs, self.codec, self.rules, self.past = programs, codec, rules, past
 
 
+class _OpenChild:
+    """A child in memory: its program, the rules for its steps, and what it asked for that has no outcome yet."""
+
+    __slots__ = ("asked", "execution", "rules")
+
+    def __init__(self, execution: Execution, rules: Resolve | None) -> None:
+        self.execution, self.rules = execution, rules
+        self.asked: set[str] = set()
+
+
 class Replay:
     """A run in memory: its folded state, its program, and the pending commands of the program."""
 
@@ -130,21 +140,21 @@ class Replay:
         # rules may change while a run is open.
         self._rules = rules
         self._child_context = child_context or ChildContext(Programs(), Codec())
-        self._children: dict[str, tuple[Execution, Resolve | None]] = {}
-        # For a fork: replaced arguments by op, and values recorded in the past of the origin.
+        self._children: dict[str, _OpenChild] = {}
+        # For a fork: replaced arguments by op, and values recorded in the past of the origin by child and op in it.
         self._inputs: dict[str, dict[str, Raw]] = {}
-        self._recorded: dict[str, Raw] = {}
-        # Commands whose events are not in the journal yet, in the order they were made.
-        self.wishes: Wishes = {}
+        self._recorded: dict[str, dict[str, Raw]] = {}
+        # Commands whose events are not in the journal yet, in the order they were made. The first ones are taken first:
+        # a dict would skip the places of all those that were taken before.
+        self.wishes: Wishes = OrderedDict()
         # Steps among them that wait for a concurrency limit, apart, so that they are not iterated over repeatedly.
-        # Its first ones are taken first: a dict would skip the places of all those that were taken before.
         self.held: OrderedDict[str, RunStep] = OrderedDict()
-        # Commands with a value that may have to be offloaded.
-        self.bulky: set[str] = set()
+        # Commands with a value that may have to be offloaded, in order.
+        self.bulky: dict[str, None] = {}
         # The commands of open steps: a later attempt needs them again.
         self.open_steps: dict[str, RunStep] = {}
-        # Cancellations recorded without a CancelOp; valid only if the enclosing run or child ends next.
-        self._given_up: list[StepFailed | WaitResolved] = []
+        # Cancellations recorded without a CancelOp, by child; valid only if that child or the run ends next.
+        self._given_up: dict[str, list[StepFailed | WaitResolved]] = {}
         # While a whole journal is folded: each command, in order, as (number of events before it, is a local step).
         self._issued: dict[str, tuple[int, bool]] | None = None
         # Meanwhile, the command that published each key of the run's state last.
@@ -186,7 +196,7 @@ class Replay:
             if self.wishes and self._match_cancel(event.op):
                 pass
             elif isinstance(event, StepFailed) and event.cancelled:
-                self._given_up.append(event)
+                self._note_given_up(event)
             else:
                 self._advance(event, at, decoded)
         elif isinstance(event, WaitOpened):
@@ -201,7 +211,7 @@ class Replay:
             elif self._match_cancel(event.op):
                 pass
             elif event.by == "cancelled":
-                self._given_up.append(event)
+                self._note_given_up(event)
             else:
                 self._advance(event, at)
         elif isinstance(event, CancelRequested):
@@ -215,6 +225,7 @@ class Replay:
             wish = self.wishes.get(event.op)
             if isinstance(wish, SetState) and wish.key == event.key:
                 del self.wishes[event.op]
+                self._forget(event.op)
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
             # From the owner, not a command: the run has its lock again, under a new token.
             self._advance(event, at)
@@ -231,7 +242,11 @@ class Replay:
             if event.epoch == 1:
                 self._add_commands(self.execution.advance(event, at), "", self._rules, at)
         elif isinstance(event, RunStarted):
-            self._recorded = event.recorded or {}
+            for op, value in (event.recorded or {}).items():
+                end = op.find("/")
+                while end >= 0:
+                    self._recorded.setdefault(op[:end], {})[op[end + 1 :]] = value
+                    end = op.find("/", end + 1)
         elif isinstance(event, RunForked):
             if self._issued is not None:
                 # The past of an origin ends anywhere, also between the records of one round.
@@ -248,7 +263,7 @@ class Replay:
             self.held.clear()
             self.bulky.clear()
             self.open_steps.clear()
-            self._close_children("")
+            self._close_children()
 
     def fold_all(self, batches: Iterable[Batch]) -> None:
         """Fold whole batches."""
@@ -271,7 +286,7 @@ class Replay:
             self.fold_all(part)
             yield
         if self._given_up:
-            self._diverge(given_up_op(self._given_up[0]))
+            self._diverge(given_up_op(next(iter(self._given_up.values()))[0]))
         self._check_order()
         self._issued, self._begun = None, {}
 
@@ -289,7 +304,13 @@ class Replay:
     @property
     def children(self) -> dict[str, Execution]:
         """The executions of open children, by op path."""
-        return {path: child for path, (child, _) in self._children.items()}
+        return {path: child.execution for path, child in self._children.items()}
+
+    def execution_of(self, op: str) -> tuple[Execution, str]:
+        """The execution that an op belongs to, and the op path of its child; empty for the root."""
+        path = self.state.child_of(op) if self._children else ""
+        child = self._children.get(path)
+        return (self.execution, "") if child is None else (child.execution, path)
 
     def program(self, child: StartChild) -> Program:
         """The program of a child that is about to begin. Raises UnknownProgram or UnknownVersion."""
@@ -301,7 +322,7 @@ class Replay:
 
     def close(self) -> None:
         """Close the program, and its children."""
-        self._close_children("")
+        self._close_children()
         self.execution.close()
 
     # --- the program advances -------------------------------------------------------------------------------------
@@ -311,18 +332,19 @@ class Replay:
         self._outcomes += 1
         path = self.state.child_of(event.op) if self._children else ""
         if path:
-            child, rules = self._children.get(path, (None, None))
+            child = self._children.get(path)
             if child is None:
                 return  # of a node that was retired
-            self._add_commands(
-                child.advance(replace(event, op=event.op[len(path) + 1 :]), at, decoded), path, rules, at
-            )
+            child.asked.discard(event.op)
+            event = replace(event, op=event.op[len(path) + 1 :])
+            self._add_commands(child.execution.advance(event, at, decoded), path, child.rules, at)
         else:
             self._add_commands(self.execution.advance(event, at, decoded), "", self._rules, at)
 
     def _add_commands(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         """Add the commands of an execution."""
         wishes = self.wishes
+        asked = self._children[path].asked if path else None
         for command in commands:
             if path:
                 command = replace(command, op=f"{path}/{command.op}")
@@ -330,13 +352,15 @@ class Replay:
             if kind is CancelOp:
                 self._give_up(command, at)
                 continue
+            if asked is not None:
+                asked.add(command.op)
             if kind is Finish or kind is StartChild:
-                self.bulky.add(command.op)
+                self.bulky[command.op] = None
             elif isinstance(command, RunStep):
                 if rules is not None:
                     command = rules(command)
                 if command.spec.queue or command.spec.record_inputs:
-                    self.bulky.add(command.op)
+                    self.bulky[command.op] = None
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])
             wishes[command.op] = command
@@ -346,6 +370,9 @@ class Replay:
     def _give_up(self, command: Command, at: float) -> None:
         # Commanded and cancelled in the same round: neither is recorded.
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
+        if wished is not None:
+            self.bulky.pop(command.op, None)
+            self._forget(command.op)
         if self._issued is not None and wished is not None:
             number, local = self._issued.get(command.op, (self.state.next_seq, False))
             late = self._passed_over if self._cut_short else self._comes_late
@@ -367,9 +394,9 @@ class Replay:
         if not self._match_cancel(path) and event.given_up:
             self._diverge(given_up_op(event))
         if path in self._children:
-            child, rules = self._children[path]
+            child = self._children[path]
             self._cut_short = event.given_up
-            self._add_commands(child.advance(CancelRequested(event.reason), at), path, rules, at)
+            self._add_commands(child.execution.advance(CancelRequested(event.reason), at), path, child.rules, at)
             self._cut_short = False
 
     # --- children -------------------------------------------------------------------------------------------------
@@ -384,7 +411,7 @@ class Replay:
         self._last_begun = self.state.next_seq - 1
         if self._issued is not None:
             self._begun[event.op] = self._outcomes
-        self.bulky.discard(event.op)
+        self.bulky.pop(event.op, None)
         if event.detached:
             self._advance(event, at)
             return
@@ -392,14 +419,13 @@ class Replay:
             return
         child_context = self._child_context
         program = command.own if command.embedded else child_context.programs.find(event.program, event.version)
-        within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         exact = 0 if self.state.started is None else min(self.state.started.exact, 1)
         started = RunStarted(
             event.id,
             event.program,
             event.version,
             event.input,
-            recorded=within or None,
+            recorded=self._recorded.get(event.op),
             exact=exact,
             max_rounds=None if self.state.started is None else self.state.started.max_rounds,
             structure=event.structure or command.structure,
@@ -408,32 +434,47 @@ class Replay:
         child = program.open(child_run_id(self.state.run_id, event.op), started, child_context.codec, past)
         self._opened(child, event.op)
         rules = child_context.rules(program)
-        self._children[event.op] = child, rules
+        self._children[event.op] = _OpenChild(child, rules)
         self._add_commands(child.advance(_BEGIN, at), event.op, rules, at)
 
     def _opened(self, child: Execution, path: str) -> None:
         """A child is about to begin."""
 
     def _finish_child(self, event: ChildFinished, at: float) -> None:
-        prefix = event.op + "/"
         self._match_cancel(event.op)
-        for key in [key for key, wish in self.wishes.items() if wish.op.startswith(prefix)]:
-            self.bulky.discard(self.wishes.pop(key).op)
-        for op in [op for op in self.held if op.startswith(prefix)]:
-            del self.held[op]
-        for op in [op for op in self.open_steps if op.startswith(prefix)]:
-            del self.open_steps[op]
-        self._close_children(event.op)
+        left = [event.op]
+        while left:
+            path = left.pop()
+            child = self._children.pop(path, None)
+            if child is None:
+                continue
+            child.execution.close()
+            for op in child.asked:
+                self.wishes.pop(op, None)
+                self.wishes.pop(CancelKey(op), None)
+                self.bulky.pop(op, None)
+                self.held.pop(op, None)
+                self.open_steps.pop(op, None)
+            left += [op for op in child.asked if op in self._children]
         self._advance(event, at)
 
-    def _close_children(self, path: str) -> None:
-        for child in [c for c in self._children if not path or c == path or c.startswith(path + "/")]:
-            self._children.pop(child)[0].close()
+    def _close_children(self) -> None:
+        while self._children:
+            self._children.popitem()[1].execution.close()
 
     # --- commands and their events --------------------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
-        return self.wishes.pop(CancelKey(op), None) is not None
+        if self.wishes.pop(CancelKey(op), None) is None:
+            return False
+        self._forget(op)
+        return True
+
+    def _forget(self, op: str) -> None:
+        """An op has ended, or was never recorded, and its execution is not told."""
+        child = self._children.get(self.state.child_of(op)) if self._children else None
+        if child is not None:
+            child.asked.discard(op)
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
@@ -446,7 +487,7 @@ class Replay:
             self._diverge(recorded_op(event))
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]
-        self.bulky.discard(event.op)
+        self.bulky.pop(event.op, None)
         if command.spec.queue and event.inputs:
             command = replace(command, inputs_hash=event.inputs)  # as its worker gets it
         self.open_steps[event.op] = command
@@ -526,15 +567,13 @@ class Replay:
         path = self.state.child_of(op)
         while path and path not in self._children:
             path = self.state.child_of(path)
-        execution = self._children[path][0] if path else self.execution
+        execution = self._children[path].execution if path else self.execution
         retires = getattr(execution, "retires", None)
         return retires is not None and bool(retires(op[len(path) + 1 :] if path else op))
 
     def _by_data(self, op: str) -> bool:
         """Whether an op belongs to an execution whose ops have no order but that of their values."""
-        path = self.state.child_of(op)
-        execution = self._children[path][0] if path in self._children else self.execution
-        return getattr(execution, "by_data", False)
+        return getattr(self.execution_of(op)[0], "by_data", False)
 
     def _beside_others(self, scope: str, number: int) -> bool:
         """Whether the run began several branches at once where the code asks for one more.
@@ -570,17 +609,21 @@ class Replay:
             return op in self._uncounted  # else it may wait for a concurrency limit
         return number <= self._last_begun
 
+    def _note_given_up(self, event: StepFailed | WaitResolved) -> None:
+        self._given_up.setdefault(self.state.child_of(event.op), []).append(event)
+
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
         """Check that the end of the run or child follows the cancellations that were recorded without a CancelOp."""
         if isinstance(event, RunFinished):
             self._given_up.clear()
             return
         if isinstance(event, ChildFinished):
-            self._given_up = [one for one in self._given_up if not one.op.startswith(event.op + "/")]
+            self._given_up.pop(event.op, None)
             return
         if isinstance(event, StepFailed | WaitResolved):
             return  # more cancellations before that end
-        given_up, self._given_up = self._given_up, []
+        given_up = [one for several in self._given_up.values() for one in several]
+        self._given_up.clear()
         if not isinstance(event, RunClaimed):
             self._diverge(given_up_op(given_up[0]))
         # The end was not written with them: after a takeover the program gets them as outcomes.
@@ -615,8 +658,7 @@ class Replay:
 
     def _explained(self, recorded: OpView) -> Divergence | None:
         """How the execution of a recorded op explains itself that it does not ask for it, if it does."""
-        path = self.state.child_of(recorded.path)
-        execution = self._children[path][0] if path in self._children else self.execution
+        execution, path = self.execution_of(recorded.path)
         explains = getattr(execution, "explains", None)
         if explains is None:
             return None

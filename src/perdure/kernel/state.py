@@ -54,6 +54,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
@@ -180,6 +181,7 @@ class Child:
         "finished",
         "finished_at",
         "incarnation",
+        "ops",
         "parent",
         "path",
         "running",
@@ -191,6 +193,8 @@ class Child:
         self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
         # The op path of its parent; empty: the root.
         self.parent = parent
+        # The open ops in it, in order; those of the children in it are theirs.
+        self.ops: dict[str, None] = {}
         self.finished: ChildFinished | None = None
         self.finished_at: float | None = None
         # How many ops in it, and in the children in it, are under way, and how many wait for something. A lock is under
@@ -202,13 +206,18 @@ class Child:
         """Whether it is idle until something arrives or is due."""
         return self.waiting > 0 and not self.running
 
+    @property
+    def listed(self) -> bool:
+        """Whether it has a row. An item of a map has none, nor has what runs in one: there may be 100,000 of them."""
+        return "]" not in self.path
+
 
 class RunState:
     """The state of a run. Ops with an outcome are dropped: the program has received it."""
 
     __slots__ = (
+        "_alarms",
         "_due",
-        "_wake",
         "answers",
         "approvals",
         "at",
@@ -272,8 +281,8 @@ class RunState:
         self.parked: RunParked | None = None
         self.paused: RunPaused | None = None
         self.cancel_requested: CancelRequested | None = None
-        # Children that have not ended, by op path; those whose rows are out of date; how often an id was given; the
-        # status of those that have ended.
+        # Children that have not ended, by op path; those whose rows are out of date; how often an id was given; how
+        # those ended that did not complete.
         self.children: dict[str, Child] = {}
         self.changed: dict[str, Child] = {}
         self.child_ids: dict[str, int] = {}
@@ -301,9 +310,9 @@ class RunState:
         # How many events the next snapshot would drop, and where the last one was taken.
         self.spent = 0
         self.snapshot = 0
-        # The times at which something is due, and the earliest of them while it is known.
+        # The times at which something is due, by op; and as a heap, in which some are out of date.
         self._due: dict[str, float] = {}
-        self._wake: float | None = None
+        self._alarms: list[tuple[float, str]] = []
 
     def fold(self, event: AnyEvent, at: float) -> None:
         """Fold one event."""
@@ -384,25 +393,44 @@ class RunState:
             return min(ends if deadline is None else [deadline, *ends], default=None)
         if self.owner is None and self.advancing:
             return self.at
-        if self._wake is None and self._due:
-            self._wake = min(self._due.values())
-        if self._wake is None or (deadline is not None and deadline < self._wake):
+        if not self._due:
             return deadline
-        return self._wake
+        alarms = self._alarms
+        while self._due.get(alarms[0][1]) != alarms[0][0]:
+            heappop(alarms)
+        earliest = alarms[0][0]
+        return earliest if deadline is None else min(earliest, deadline)
 
     def due(self, now: float) -> list[str]:
         """The ops that are due, earliest first."""
-        if not self._due:
-            return []
-        return [op for at, op in sorted((at, op) for op, at in self._due.items() if at <= now)]
+        found: dict[str, float] = {}
+        while self._alarms and self._alarms[0][0] <= now:
+            at, op = heappop(self._alarms)
+            if self._due.get(op) == at:
+                found[op] = at
+        for op, at in found.items():
+            heappush(self._alarms, (at, op))
+        return list(found)
+
+    def open_within(self, path: str) -> list[str]:
+        """The open ops in a child and in the children in it, the innermost first."""
+        found: list[str] = []
+        around = [path]
+        for child in around:
+            ops = self.children[child].ops
+            found += ops
+            around += [op for op in ops if op in self.children]
+        return sorted(found, key=lambda op: -op.count("/"))
 
     def _set_due(self, op: str, at: float) -> None:
         self._due[op] = at
-        self._wake = None
+        heappush(self._alarms, (at, op))
+        if len(self._alarms) > 64 + 2 * len(self._due):
+            self._alarms = [(at, op) for op, at in self._due.items()]
+            heapify(self._alarms)
 
     def _clear_due(self, op: str) -> None:
-        if self._due.pop(op, None) is not None:
-            self._wake = None
+        self._due.pop(op, None)
 
     def _run_started(self, event: RunStarted, at: float) -> None:
         self.started = event
@@ -526,8 +554,9 @@ class RunState:
             asked = self.lock_waits.pop(event.op)
             if event.by == "lock":
                 self.locks[event.op] = HeldLock(asked.key, asked.ttl, msgspec.json.decode(event.value))
-        if op is not None and self.children and (op.kind != "lock" or event.by != "lock"):
-            self._moved(event.op, *((-1, 0) if op.kind == "lock" else (0, -1)))
+        if op is not None and self.children:
+            # A lock that was acquired is under way until it is released.
+            self._moved(event.op, *((-(event.by != "lock"), 0) if op.kind == "lock" else (0, -1)))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
         self.has_external_event = event.is_answer or event.is_rejection
@@ -566,7 +595,10 @@ class RunState:
         incarnation = 1
         if event.id:
             incarnation = self.child_ids[event.id] = self.child_ids.get(event.id, 0) + 1
-        self.children[event.op] = self.changed[event.op] = Child(event, self.child_of(event.op), incarnation, at)
+        parent = self.child_of(event.op)
+        if parent:
+            self.children[parent].ops[event.op] = None
+        self.children[event.op] = self.changed[event.op] = Child(event, parent, incarnation, at)
         op = self.ops[event.op] = OpenOp("child", event.source)
         op.name, op.due = event.program, event.deadline
         if event.deadline is not None:
@@ -578,14 +610,26 @@ class RunState:
         child = self.children.pop(event.op)
         child.finished, child.finished_at = event, at
         self.changed[event.op] = child
-        self.ended[event.op] = event.status
+        if event.status is not RunStatus.COMPLETED:
+            self.ended[event.op] = event.status
+        if child.parent in self.children:
+            self.children[child.parent].ops.pop(event.op, None)
         for op in [op for op in self.locks if op.startswith(f"{event.op}/")]:
             del self.locks[op]
             self._moved(op, -1, 0)
 
     def _moved(self, op: str, running: int, waiting: int) -> None:
-        """Count what is under way and what waits in the children that an op is in; some begin or cease to wait."""
+        """Count what is under way and what waits in the children that an op is in; some begin or cease to wait.
+
+        To be called whenever an op in a child has begun or ended.
+        """
         path = self.child_of(op)
+        if path:
+            within = self.children[path].ops
+            if op in self.ops:
+                within[op] = None
+            else:
+                within.pop(op, None)
         while path:
             child = self.children[path]
             waited = child.waits
@@ -677,6 +721,7 @@ class RunState:
         self.ops.clear()
         self.waits.clear()
         self._due.clear()
+        self._alarms.clear()
         self.locks.clear()
         self.lock_waits.clear()
         self.running = self.approvals = self.held = 0

@@ -306,7 +306,7 @@ class Body:
         assert isinstance(future, EarlyFuture)
         future.what = op
         self._early.append(future)
-        if len(self._early) > 64 and len(self._early) & 63 == 0:
+        if (count := len(self._early)) > 64 and not count & (count - 1):
             self._early = [one for one in self._early if not one.awaited]
 
     def _answered(self, event: WaitResolved) -> None:
@@ -442,7 +442,7 @@ class Body:
         if site[3]:
             return
         self._made.append((self.loop.numbers, self.loop.scope().prefix, site[0], what, made))
-        if len(self._made) > 64 and len(self._made) & 63 == 0:
+        if (count := len(self._made)) > 64 and not count & (count - 1):
             self._made = [one for one in self._made if _not_begun(one[4])]
 
     def check_all_awaited(self, after: int = 0, prefix: str = "") -> None:

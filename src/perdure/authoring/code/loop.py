@@ -345,7 +345,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if frame is None or frame.f_code.co_filename.startswith(LIBRARIES):
             return
         self.combined.append((self.numbers, self.scope().prefix, call_site(frame), future))
-        if len(self.combined) > 64 and len(self.combined) & 63 == 0:
+        if (count := len(self.combined)) > 64 and not count & (count - 1):
             self.combined = [one for one in self.combined if not one[3].awaited]
 
     def create_child_future(self) -> ChildFuture:
@@ -378,7 +378,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if _code_of(coro).startswith(INSIDES):
             task.source = user_line(sys._getframe(1))
         self._tasks.append(task)
-        if len(self._tasks) > 64 and len(self._tasks) & 63 == 0:
+        if (count := len(self._tasks)) > 64 and not count & (count - 1):
             self._tasks = [task for task in self._tasks if not task.done()]
         return task
 

@@ -16,6 +16,7 @@ from perdure.kernel.events import (
     AnyEvent,
     Batch,
     CancelRequested,
+    ChildFinished,
     RunFinished,
     RunStarted,
     RunStatus,
@@ -52,9 +53,10 @@ def truncate(batches: Sequence[Batch], point: Point, started: RunStarted, now: f
     """The journal of the rewound run: the past up to the point, and the external events after it."""
     past = fork(batches, point, started, now)
     state = fold("", past)
+    ended = {event.op for _, _, event in numbered(past) if isinstance(event, ChildFinished)}
     external: list[AnyEvent] = []
     for seq, _, event in numbered(batches):
-        sent = isinstance(event, SignalReceived) and event.child not in state.ended
+        sent = isinstance(event, SignalReceived) and event.child not in ended
         cancelled = isinstance(event, CancelRequested) and not event.child and state.cancel_requested is None
         if seq >= point.seq and (sent or cancelled):
             external.append(event)

@@ -130,7 +130,7 @@ class Monitor:
         children = child_rows(state)
         state.changed.clear()
         # Unchanged children keep their rows.
-        unchanged = [child_row(state, child) for child in state.children.values()]
+        unchanged = [child_row(state, child) for child in state.children.values() if child.listed]
         for implied in (row(state), *children, *unchanged):
             stored = rows.get(implied.run_id)
             if msgspec.json.encode(stored) != msgspec.json.encode(implied):
