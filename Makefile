@@ -93,7 +93,7 @@ pytest: compiled $(REWRITTEN) ## the test suite
 	@$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # The tests that most changes break, without servers, other processes, documents and long searches.
-FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
+FAST := $(addprefix tests/,architecture authoring bench builtin client conformance divergence engine kernel orchestrator settings)
 SLOW := $(addprefix tests/,client/test_pruning.py \
 	divergence/test_corpus.py divergence/test_exceptions.py divergence/test_mutations.py divergence/test_repairs.py \
 	engine/test_changed_signatures.py engine/test_exceptions.py engine/test_forking.py engine/test_garbage.py \

@@ -385,10 +385,15 @@ def main() -> int:
         lines = measure_all(bars, rounds, options.durability, fresh, options.quick)
     verdicts = [judge(bar, lines) for bar in bars]
     print(table(verdicts))
+    within = True
+    if options.store == "sqlite":
+        print(flush=True)
+        within = subprocess.run([sys.executable, "-m", "bench.budget"], check=False, cwd=ROOT).returncode == 0
     if options.json:
         options.json.write_text(json.dumps(report(verdicts, lines), indent=2) + "\n")
     # Small sizes say nothing about the bars, only whether everything was measured.
-    return 0 if all(verdict.ok or (options.quick and verdict.judged is not None) for verdict in verdicts) else 1
+    met = all(verdict.ok or (options.quick and verdict.judged is not None) for verdict in verdicts)
+    return 0 if met and within else 1
 
 
 if __name__ == "__main__":
