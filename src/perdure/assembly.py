@@ -130,7 +130,7 @@ class Engine(Client):
             raise UsageError("threads=... has no effect beside executor=..., which runs `def` steps; give one of them")
         # Without one it takes the name that it had the last time, when it is opened: what it owned is its own again.
         # Another process on the store is another orchestrator, and has another name.
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
         self._lasting: Name | None = None
         # The file whose workflows it executes, for the name, where that is not the script of the process.
         self.module = ""
@@ -211,7 +211,9 @@ class Engine(Client):
     def _describe(self) -> None:
         """Have registered what this engine has, as it is then."""
         assert self._membership is not None
-        self._membership.describe([*self._programs], self._serves, self._signatures_here)
+        programs = self._programs
+        versions = {name: ("1",) if name.startswith(BUILT_IN) else programs.versions(name) for name in programs}
+        self._membership.describe(versions, self._serves, self._signatures_here)
 
     def _signatures_here(self) -> dict[str, Signature]:
         """What the programs take that are loaded."""

@@ -148,6 +148,12 @@ class UnknownVersion(UsageError):
         cure = f"register it beside {newest}, or let {newest} take over with accepts=({version!r},)"
         super().__init__(f"version {version} of {name} is not registered here: {cure}")
 
+    def beside(self, others: str) -> UnknownVersion:
+        """The same, with which versions other live orchestrators have."""
+        error = UnknownVersion(self.name, self.version, self.known)
+        error.args = (f"{self}. Of other live engines, {others}",)
+        return error
+
 
 class NotParked(UsageError):
     """Only parked runs can be resolved."""

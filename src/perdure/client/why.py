@@ -13,7 +13,7 @@ from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import OpenOp, RunState
-from perdure.ports.leases import Lease, Registration, orchestrator_name
+from perdure.ports.leases import Lease, Registration, orchestrator_name, some_of, versions_at
 
 # How long something may be due before it is late: orchestrators poll and claim faster than this.
 LATE_SECONDS = 5.0
@@ -58,20 +58,23 @@ class World:
         left = lease.expires - self.now
         return left if left < known.lease * SILENT else None
 
-    def without(self, program: str, queue: str) -> str:
-        """Why no orchestrator can claim a run of this program; empty if one may."""
+    def without(self, program: str, version: str, queue: str) -> str:
+        """Why no orchestrator can claim a run of this program and version; empty if one may."""
         if not self.orchestrators:
             return f"no worker has `{program}`: none is alive"
         for name in self.orchestrators:
             known = self.registered.get(name)
-            if known is None or known.programs is None:
-                return ""  # it published nothing, so it may have the program
-            if program in known.programs and (known.serves is None or queue in known.serves):
+            if known is None or known.may_take(program, version, queue):
                 return ""
-        alive = ", ".join(sorted(self.orchestrators)[:3]) + (", …" if len(self.orchestrators) > 3 else "")
+        if versions := self.versions(program, queue):
+            return f"no worker has version {version} of `{program}` ({versions})"
         anywhere = any(program in (known.programs or ()) for known in self.registered.values())
         which = f" of queue `{queue}`" if queue and anywhere else ""
-        return f"no worker has `{program}`{which} (alive: {alive})"
+        return f"no worker has `{program}`{which} (alive: {some_of(sorted(self.orchestrators))})"
+
+    def versions(self, program: str, queue: str) -> str:
+        """Which live orchestrators that may take a run have which versions of its program; empty if none has it."""
+        return versions_at({name: self.registered.get(name) for name in self.orchestrators}, program, queue)
 
 
 def alive(leases: Iterable[Lease]) -> dict[str, Lease]:
@@ -100,14 +103,16 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
     """Why an open run makes no progress; None if it does. `path` is the op path of a child in its root."""
     if run.status is RunStatus.PARKED:
         kind = state.parked.kind if state.parked is not None else ""
-        return Why("parked", ": ".join(part for part in (kind, _line(run.reason)) if part))
+        said = ": ".join(part for part in (kind, _line(run.reason)) if part)
+        versions = world.versions(run.program, run.queue or "") if kind == "no_version" else ""
+        return Why("parked", f"{said} ({versions})" if versions else said)
     if run.status is RunStatus.PAUSED:
         return Why("paused", "until it is resumed" + (f": {_line(run.reason)}" if run.reason else ""))
     if state.epoch == 0:
         return _not_begun(run, state, world)
     if state.owner is not None and state.advancing:
         if state.owner not in world.orchestrators:
-            missing = world.without(state.started.program if state.started else "", run.queue or "")
+            missing = _missing(state, run, world)
             return Why("owner", f"owner {state.owner} gone, " + (missing or "a worker takes it over"))
         left = world.silent(state.owner)
         if left is not None:
@@ -124,18 +129,18 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
     waits = [_wait(op, open_op, path, world) for op, open_op in state.ops.items() if _waits(op, open_op, path)]
     if run.status is RunStatus.RUNNING:
         if state.owner is None and not path:
-            return _unclaimed(run, world)
+            return _unclaimed(run, state, world)
         # A run that holds a lock counts as running, also while it only waits.
         at_work = state.held or any(one.running and _within(op, path) for op, one in state.ops.items())
         return _first(locks if at_work else locks + waits)
     due = state.wake_at
     if due is not None and due < world.now - LATE_SECONDS:
         late = f"due {_span(world.now - due)} ago"
-        missing = world.without(state.started.program if state.started else "", run.queue or "")
+        missing = _missing(state, run, world)
         return Why("program", f"{late}, {missing}") if missing else Why("owner", f"{late}, no worker has taken it")
     first = _first(locks + waits)
     # Told before it is due, unless all workers are away: of one that is alive it is known what it has.
-    missing = world.without(state.started.program if state.started else "", run.queue or "")
+    missing = _missing(state, run, world)
     if missing and world.orchestrators:
         return Why("program", missing if first is None else f"{first.text}; {missing}", first.until if first else None)
     return first
@@ -146,11 +151,11 @@ def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:
     begins, queue = state.started.not_before, run.queue or ""
     if begins is not None and begins > world.now:
         return Why("delay", f"not {_at(begins, world.now)}", moment(begins))
-    missing = world.without(run.program, queue)
+    missing = _missing(state, run, world)
     if missing:
         return Why("program", missing)
     if not queue:
-        return _unclaimed(run, world)
+        return _unclaimed(run, state, world)
     ahead = sum(_before(row, run, state) for row in world.queued.get(queue, ()))
     if ahead:
         return Why("queue", f"queued behind {ahead} in `{queue}`")
@@ -169,8 +174,14 @@ def _before(row: RunRow, run: RunSummary, state: RunState) -> bool:
     return (theirs, row.run_id) < (run.created_at.timestamp() if mine is None else mine, run.run_id)
 
 
-def _unclaimed(run: RunSummary, world: World) -> Why:
-    missing = world.without(run.program, run.queue or "")
+def _missing(state: RunState, run: RunSummary, world: World) -> str:
+    """Why no orchestrator can claim a run, by the program of its root; empty if one may."""
+    started = state.started
+    return world.without(started.program, started.version, run.queue or "") if started is not None else ""
+
+
+def _unclaimed(run: RunSummary, state: RunState, world: World) -> Why:
+    missing = _missing(state, run, world)
     if missing:
         return Why("program", missing)
     waited = world.now - run.updated_at.timestamp()

@@ -131,7 +131,7 @@ class Admission:
             self._wakeups.backlog = self.crowded = True
             return []
         now = self._clock.now()
-        picks = await self._store.pick(queue, room, now, list(self._programs))
+        picks = await self._store.pick(queue, room, now, self._programs.taken())
         if picks.until is not None:
             self._note(max(picks.until, now + self._config.min_wait))
         # A run that is being loaded for another reason is polled for again when that finds it in its queue.

@@ -43,6 +43,15 @@ class Deadlines:
         self.stale = True
         self._programs: Sequence[str] = ()
         self._asked_at = 0.0
+        # Programs that have runs of versions which this orchestrator lacks, and another may lack, too.
+        self._versions_missing: frozenset[str] = frozenset()
+
+    def see_to(self, programs: frozenset[str]) -> None:
+        """Enforce deadlines of these programs too: they have runs of versions that this orchestrator lacks."""
+        if programs != self._versions_missing:
+            self._versions_missing, self.stale = programs, True
+            self._look_again(self._orchestrator.clock.now())
+            self._orchestrator.wakeups.changed.set()
 
     async def run_once(self, now: float) -> DeadlinesReport:
         """End what is late."""
@@ -80,11 +89,11 @@ class Deadlines:
 
     async def _without_orchestrator(self) -> Sequence[str]:
         """The programs with unfinished runs of which no live orchestrator takes every run."""
-        orchestrator = self._orchestrator
+        orchestrator, more = self._orchestrator, self._versions_missing
         found = await orchestrator.store.runs.programs()
         ours = orchestrator.programs if orchestrator.serves is None else ()
-        others = [name for name in found if name not in ours]
+        others = [name for name in found if name not in ours or name in more]
         if not others:
             return ()
         have = await self._membership.served_programs()
-        return [name for name in others if name not in have]
+        return [name for name in others if name not in have or name in more]

@@ -12,13 +12,12 @@ import asyncio
 import gc
 import logging
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
+from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram, UnknownVersion
 from perdure.kernel.events import Batch, RunStarted, RunStatus
-from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import fold
 from perdure.kernel.values.raised import contained
@@ -26,15 +25,16 @@ from perdure.orchestrator.fit_cache import FEWEST, FitCache, code_hash, digest
 from perdure.orchestrator.loader import Ready
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.recovery import park_unknown, parks_unknown, retry_parked, unknown_programs
-from perdure.orchestrator.residency import ABSENT
-from perdure.ports.leases import REGISTRATION, Registration, registrations
+from perdure.orchestrator.recovery import parks_unknown, retry_parked
+from perdure.orchestrator.residency import ABSENT, LEFT
+from perdure.ports.leases import REGISTRATION, Registration, registrations, some_of, versions_at
 from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")
 
-# Where nothing is under way: runs in any other status are loaded, replayed and parked by the duties that advance them.
-WAITS = (RunStatus.WAITING, RunStatus.QUEUED, RunStatus.PAUSED)
+# Where nothing is under way: runs that were running are loaded, replayed and parked by the duties that advance them,
+# unless they lack something here.
+STATUSES = (RunStatus.WAITING, RunStatus.QUEUED, RunStatus.PAUSED, RunStatus.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,23 @@ def short_collections() -> Iterator[None]:
 
 
 class FitCheck:
-    """Checks waiting runs when an engine starts, and when orchestrators have gone or a program was defined again."""
+    """Checks waiting runs when an engine starts, and when orchestrators have gone or a program was defined again.
+
+    `on_missing` is called with the programs of runs that need a version of them which this engine lacks.
+    """
 
     name = "checking waiting runs against the code"
 
-    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: FitCheckConfig) -> None:
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        membership: Membership,
+        config: FitCheckConfig,
+        on_missing: Callable[[frozenset[str]], None] = lambda programs: None,
+    ) -> None:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
+        self._on_missing = on_missing
+        orchestrator.loader.others_may_take, orchestrator.loader.on_missing = self._others_may_take_now, self.request
         self.time = orchestrator.loop.time
         self._wanted = asyncio.Event()
         self._wanted.set()
@@ -114,13 +125,14 @@ class FitCheck:
         self._code: str | None = None
         # The other live orchestrators, by name, with their registrations if those are known.
         self._others: Mapping[str, Registration | None] = {}
+        self._others_changed = False
         self._code_changed = False
         self._turns = 0
         # The report of the last pass, once there was one.
         self.last: FitReport | None = None
 
     def request(self) -> None:
-        """Check again: an orchestrator is gone."""
+        """Check again: an orchestrator is gone, or a run lacks something here."""
         self._wanted.set()
 
     def code_changed(self) -> None:
@@ -136,10 +148,11 @@ class FitCheck:
         while not self._wanted.is_set():
             # What was left to other orchestrators concerns this one if they register without the program.
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._orchestrator.recovery.check_interval if self._left else None):
+                left = self._left or self._orchestrator.runs.of(LEFT)
+                async with asyncio.timeout(self._orchestrator.recovery.check_interval if left else None):
                     await self._wanted.wait()
-            if not self._wanted.is_set() and await self._read_others():
-                self._wanted.set()
+            if not self._wanted.is_set():
+                await self._read_others()
 
     async def run_once(self, now: float) -> FitReport:
         """Try parked runs again, and park waiting ones that do not fit."""
@@ -150,10 +163,13 @@ class FitCheck:
             await retry_parked(orchestrator, again=again)
         finally:
             orchestrator.parking.tried()
-        if await self._read_others():
+        await self._read_others()
+        if again or self._others_changed:
+            self._wanted.clear()
+            self._others_changed = False
             self._left.clear()
-        unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
-        await park_unknown(orchestrator, self._membership, unknown)
+            if orchestrator.runs.forget_left():
+                orchestrator.wakeups.due(orchestrator.clock.now())
         with ExitStack() as until_the_end:
             return await self._check_all(until_the_end)
 
@@ -162,9 +178,10 @@ class FitCheck:
         fits: set[bytes] = set()
         self._turns = checked = parked = new = 0
         left: Counter[str] = Counter()
+        missing: set[str] = set()
         cursor: str | None = None
         while orchestrator.at_work:
-            filter = RunFilter(status=WAITS, limit=self._config.page, cursor=cursor, built_in=False)
+            filter = RunFilter(status=STATUSES, limit=self._config.page, cursor=cursor, built_in=False)
             page = await orchestrator.store.runs.list(filter)
             if cursor is None and len(page) >= FEWEST:
                 # Not for a few: in a process that has frozen much, even to find that out takes milliseconds.
@@ -175,15 +192,16 @@ class FitCheck:
             heads = [(row, digest(row.run_id, head.next_seq)) for row, head in page]
             fits.update(one for _, one in heads if one in self._fits)
             todo = [row for row, one in heads if self._is_unchecked(row, one)]
+            missing.update(row.program for row, _ in page if isinstance(self._missing(row), UnknownVersion))
             for start in range(0, len(todo), self._config.batch):
                 for one in await self._check(todo[start : start + self._config.batch]):
                     checked += 1
-                    if one.error is None and one.row.program not in orchestrator.programs:
+                    if one.error is None and self._missing(one.row) is not None:
                         self._foreign.add(one.digest)
                     elif one.error is None:
                         fits.add(one.digest)
                         new += 1
-                    elif self._others_may_take(one.row.program, one.row.queue):
+                    elif self._others_may_take(one.started, one.error):
                         self._left.add(one.digest)
                         left[one.row.program] += 1
                     elif await self._park(one, one.error):
@@ -194,6 +212,7 @@ class FitCheck:
             await asyncio.sleep(0)
         else:
             return FitReport()
+        self._on_missing(frozenset(missing))
         self._fits = fits
         if self._code and new and len(fits) >= FEWEST:
             await self._cache.save(self._code, fits)
@@ -207,7 +226,7 @@ class FitCheck:
                 "does" if count == 1 else "do",
                 orchestrator.name,
                 "is" if count == 1 else "are",
-                ", ".join(sorted(self._others)[:3]),
+                some_of(sorted(self._others)),
             )
         self.last = FitReport(checked, parked, left.total(), self._turns)
         return self.last
@@ -215,8 +234,10 @@ class FitCheck:
     async def _park(self, one: Checked, error: Exception) -> bool:
         """Park a run, unless it is about to be loaded here, or another append came first."""
         orchestrator, run_id = self._orchestrator, one.row.run_id
-        if orchestrator.runs.state(run_id) is not ABSENT or not orchestrator.at_work:
+        if orchestrator.runs.state(run_id) not in (ABSENT, LEFT) or not orchestrator.at_work:
             return False
+        if isinstance(error, UnknownVersion) and (others := versions_at(self._others, error.name, one.row.queue)):
+            error = error.beside(others)
         ready = Ready(run_id, one.started, one.batches)
         written = await orchestrator.loader.park_explained(fold(run_id, one.batches), error, ready)
         if not written:
@@ -228,17 +249,20 @@ class FitCheck:
 
     def _is_unchecked(self, row: RunRow, journal: bytes) -> bool:
         """Whether a run is to be replayed: it is ours or no live owner's, and was not checked as it is."""
-        orchestrator, programs = self._orchestrator, self._orchestrator.programs
-        if row.root or row.owner in self._others or orchestrator.runs.state(row.run_id) is not ABSENT:
+        orchestrator = self._orchestrator
+        if row.root or row.owner in self._others or orchestrator.runs.state(row.run_id) not in (ABSENT, LEFT):
             return False
         if orchestrator.serves is not None and row.queue not in orchestrator.serves:
             return False
         if any(journal in known for known in (self._fits, self._foreign, self._left)):
             return False
-        if row.program not in programs:
-            # Only an engine of that program can say what it makes of a run that has not begun.
+        if self._missing(row) is not None:
+            # Only an engine that has its code can say what it makes of a run that has not begun.
             return parks_unknown(orchestrator) and row.status is not RunStatus.QUEUED
-        return programs.is_loaded(row.program)
+        return row.status is not RunStatus.RUNNING and orchestrator.programs.is_loaded(row.program)
+
+    def _missing(self, row: RunRow) -> UnknownProgram | UnknownVersion | None:
+        return self._orchestrator.programs.missing(row.program, row.version)
 
     # --- replay, turn by turn -------------------------------------------------------------------------------------
 
@@ -289,29 +313,33 @@ class FitCheck:
                 return
 
     def _parts(self, one: Checked) -> Generator[None, None, None]:
-        loader, programs = self._orchestrator.loader, self._orchestrator.programs
-        if one.started.program in programs:
+        loader, missing = self._orchestrator.loader, self._missing(one.row)
+        if missing is None:
             yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
         elif loader.follows_its_owner(one.batches):
             # It was taken away from the program of this process. Any other is a program of another engine.
-            ours = tuple(name for name in programs if not name.startswith(BUILT_IN))
-            raise UnknownProgram(one.started.program, ours)
+            raise missing
 
     # --- other orchestrators --------------------------------------------------------------------------------------
 
-    async def _read_others(self) -> bool:
-        """Read which other orchestrators are alive and what they have; whether that has changed."""
+    async def _read_others(self) -> None:
+        """Read which other orchestrators are alive and what they have. If that has changed, check again."""
         membership, leases, now = self._membership, self._orchestrator.store.leases, self._orchestrator.clock.now()
         await membership.refresh()
         found = registrations(await leases.live(REGISTRATION, now)) if membership.others else {}
         before, self._others = self._others, {name: found.get(name) for name in membership.others}
-        return before != self._others
+        if before != self._others:
+            self._others_changed = True
+            self._wanted.set()
 
-    def _others_may_take(self, program: str, queue: str) -> bool:
-        """Whether another live orchestrator may continue a run: it has the program, or did not register what it has."""
-        return any(
-            known is None
-            or known.programs is None
-            or (program in known.programs and (known.serves is None or queue in known.serves))
-            for known in self._others.values()
-        )
+    def _others_may_take(self, started: RunStarted, error: Exception) -> bool:
+        """Whether another live orchestrator may continue a run: it has what is missing, or did not register it."""
+        needs = {(started.program, started.version)}
+        if isinstance(error, UnknownProgram | UnknownVersion):  # of the run, or of a child
+            needs.add((error.name, error.version if isinstance(error, UnknownVersion) else ""))
+        others = self._others.values()
+        return any(known is None or all(known.may_take(*one, started.queue) for one in needs) for known in others)
+
+    async def _others_may_take_now(self, started: RunStarted, error: Exception) -> bool:
+        await self._read_others()
+        return self._others_may_take(started, error)

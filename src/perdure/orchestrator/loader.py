@@ -6,7 +6,8 @@ A run that has lost its owner is claimed before it is replayed: replay may be wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TypeVar
@@ -17,11 +18,19 @@ from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
-from perdure.errors import Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
+from perdure.errors import (
+    BrokenProgram,
+    Diverged,
+    NotDecodable,
+    PerdureError,
+    StoreUnavailable,
+    UnknownProgram,
+    UnknownVersion,
+)
 from perdure.kernel.claims import claim_in_force, stays_parked
 from perdure.kernel.divergence.recorder import explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs
-from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
+from perdure.kernel.events import Batch, RunClaimed, RunReleased, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.history.upgrade import fits
 from perdure.kernel.ids import BUILT_IN, REMOTE
@@ -71,6 +80,10 @@ T = TypeVar("T")
 CLAIM_TRIES = 3
 # After how many events of a journal a check of it may pause.
 PART = 50
+
+
+async def _no_others(started: RunStarted, error: Exception) -> bool:
+    return False
 
 
 def _parts(batches: Sequence[Batch]) -> list[Sequence[Batch]]:
@@ -137,6 +150,10 @@ class Loader:
         self._observer, self._wakeups = observer, wakeups
         self._evict, self._settle, self._enter_soon, self._stop_broken = evict, settle, enter_soon, stop_broken
         self._repairs = Repairs(programs)
+        # Called when a run lacks something that the process before this one had; and whether another live orchestrator
+        # may continue a run that lacks something here.
+        self.on_missing: Callable[[], None] = lambda: None
+        self.others_may_take: Callable[[RunStarted, Exception], Awaitable[bool]] = _no_others
         # Steps of a run that was started here see the context variables of its caller, those of others ours.
         self._variables = copy_context()
 
@@ -301,8 +318,10 @@ class Loader:
                     self._programs,
                 )
             state = fold(one.run_id, one.batches)
-            # What has not begun waits for an engine that has its program, as anything that is queued.
-            if state.epoch > 0 or not isinstance(error, UnknownProgram):
+            if isinstance(error, UnknownProgram | UnknownVersion) and not isinstance(error, BrokenProgram):
+                self._runs.mark_left(one.run_id)
+                self._lifecycle.spawn(self._leave_or_park(state, error, one))
+            else:
                 self._park(state, error, one)
         elif slot.driver is not None:
             self._settle(slot.driver)
@@ -354,6 +373,15 @@ class Loader:
         """Park a run that the code of this process cannot continue."""
         self._runs.mark_parked(state.run_id)
         self._lifecycle.spawn(self._park_or_enter(state, error, one))
+
+    async def _leave_or_park(self, state: RunState, error: UnknownProgram | UnknownVersion, one: Ready) -> None:
+        """Release a run with a child that cannot continue here, if another orchestrator has all that it needs."""
+        if not await self.others_may_take(one.started, error):
+            self._park(state, error, one)
+        elif self._owner.owns(state):
+            with suppress(StoreUnavailable):  # then it is found again, as one of ours
+                released = extend(state, [RunReleased(self._owner.name)], self._clock.now())
+                await append_all(self._store.journal, [released])
 
     async def _park_or_enter(self, state: RunState, error: Exception, one: Ready) -> None:
         if await self.park_explained(state, error, one) is False:
@@ -529,13 +557,16 @@ class Loader:
         if stays_parked(one.batches):
             self._runs.mark_parked(one.run_id)
             return False
+        if self._programs.missing(one.started.program, one.started.version) is not None:
+            self._runs.mark_left(one.run_id)
+            if self.follows_its_owner(one.batches):
+                self.on_missing()
+            return False
         if owner not in (None, self._owner.name) and owner not in dead:
             self._locks.forget(one.run_id)
             if dead:
                 self._lifecycle.spawn(self._heal(one))
             return False
-        if one.started.program not in self._programs and not self.follows_its_owner(one.batches):
-            return False  # it waits for an engine that has its program
         return self._serves is None or one.started.queue in self._serves
 
     def follows_its_owner(self, batches: Sequence[Batch]) -> bool:
@@ -604,10 +635,7 @@ class Loader:
         if turn is not Turn.NOW:
             self._await_turn(slot, state, turn)
             return False
-        try:
-            claim = self._claim(state, early=True, tried=request.trial or 0)
-        except UnknownProgram:
-            return True  # it waits for an engine that has its program
+        claim = self._claim(state, early=True, tried=request.trial or 0)
         append = extend(state, [claim], self._clock.now())
         admit = request.admit
         return msgspec.structs.replace(append, admit=admit) if claim.epoch == 1 and admit is not None else append

@@ -113,12 +113,14 @@ class Membership:
 
     def describe(
         self,
-        programs: Sequence[str],
+        programs: Mapping[str, tuple[str, ...]],
         serves: Sequence[str] | None,
         signatures: Callable[[], Mapping[str, Signature]] = dict,
     ) -> None:
-        """Set what to register: the programs, what they take, and the queues that this orchestrator serves alone."""
-        self._described = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
+        """Set what to register: the programs with their versions, what they take, and the queues it serves alone."""
+        versions = {name: found for name, found in programs.items() if found != ("1",)}
+        queues = None if serves is None else tuple(serves)
+        self._described = Registration(tuple(sorted(programs)), queues, self._ttl, versions=versions)
         self._signatures, self._registered = signatures, []
 
     async def register(self) -> None:
@@ -141,8 +143,10 @@ class Membership:
             digest, parts = "", []
         described = msgspec.structs.replace(described, signatures=digest)
         text = msgspec.json.encode(described).decode()
-        if len(text) > REGISTRATION_SIZE:
-            text = msgspec.json.encode(msgspec.structs.replace(described, programs=None)).decode()
+        for left_out in ("versions", "programs"):
+            if len(text) > REGISTRATION_SIZE:
+                described = msgspec.structs.replace(described, **{left_out: None})
+                text = msgspec.json.encode(described).decode()
         prefix, ttl = part_prefix(self.name, digest), self._config.registration_ttl
         leases = [Renewal(f"{prefix}{number}", part, ttl) for number, part in enumerate(parts)]
         return [*leases, Renewal(REGISTRATION + self.name, text, ttl)]

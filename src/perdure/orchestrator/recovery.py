@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
-from perdure.orchestrator.membership import Membership, follows
+from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.residency import PARKED_HERE, EntryRequest
 from perdure.ports.runs import RunFilter
@@ -67,7 +67,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
     code may have been mended meanwhile.
     """
     runs, settings = orchestrator.store.runs, orchestrator.recovery
-    programs = list(orchestrator.programs)
+    programs = orchestrator.programs.taken()
     owners = await runs.owners()
     if not owners and not startup:
         return await retry_parked(orchestrator, page=True)
@@ -99,7 +99,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
 
 
 async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again: bool = False) -> int:
-    """Load parked runs of programs that this engine has, each once; those that do not fit stay parked.
+    """Load parked runs of programs and versions that this engine has, each once; those that do not fit stay parked.
 
     Not at start-up only: a run that an engine with other code has parked since may fit this one. But then one page at a
     time, each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
@@ -112,13 +112,13 @@ async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again:
         found = [row for row, _ in await orchestrator.store.runs.list(filter)]
         cursor = found[-1].run_id if len(found) == limit else None
         untried = [r for r in found if not r.root and (again or orchestrator.runs.state(r.run_id) is not PARKED_HERE)]
-        ours = [row.run_id for row in untried if row.program in orchestrator.programs]
+        ours = [row.run_id for row in untried if orchestrator.programs.missing(row.program, row.version) is None]
         for start in range(0, len(ours), TRIED_AT_ONCE):
             some = ours[start : start + TRIED_AT_ONCE]
             loaded += (await orchestrator.enter(EntryRequest(some))).count
             await asyncio.sleep(0)
         for row in untried:
-            if row.program not in orchestrator.programs:
+            if row.run_id not in ours:
                 orchestrator.runs.mark_parked(row.run_id)
         if page:
             parking.searched_to = cursor
@@ -127,42 +127,9 @@ async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again:
     return loaded
 
 
-async def park_unknown(orchestrator: Orchestrator, membership: Membership, programs: Sequence[str]) -> None:
-    """Park runs of these programs that are due, where this process follows the one that owned them.
-
-    That shows that a program was renamed or removed. Runs of other owners are left alone, since their engine may come
-    back. Idle runs are parked by `fit_check`.
-    """
-    if not programs:
-        return
-    store = orchestrator.store
-    dead = [owner for owner in await store.runs.owners() if owner not in membership.others]
-    ours = [owner for owner in dead if follows(orchestrator.name, owner)]
-    seen: set[str] = set()
-    while orchestrator.at_work:
-        # More each time: runs that have not begun, and those of other owners, stay due, and there may be thousands.
-        limit, now = orchestrator.recovery.max_startup + 2 * len(seen), orchestrator.clock.now()
-        due = await store.timers.due(now, limit, programs, membership.others)
-        left = await store.runs.owned(ours, RunStatus.RUNNING, programs, limit) if ours else []
-        fresh = [run_id for run_id in dict.fromkeys([*left, *(one.run_id for one in due)]) if run_id not in seen]
-        if not fresh:
-            return
-        seen.update(fresh)
-        await orchestrator.enter(EntryRequest(fresh, dead))
-        await asyncio.sleep(0)
-
-
 def parks_unknown(orchestrator: Orchestrator) -> bool:
-    """Whether an engine may park runs of a program that it lacks: it takes all runs, and has programs of its own."""
+    """Whether an engine may park runs of what it lacks: it takes all runs, and has programs of its own."""
     return orchestrator.serves is None and not all(name.startswith(BUILT_IN) for name in orchestrator.programs)
-
-
-async def unknown_programs(orchestrator: Orchestrator) -> Sequence[str]:
-    """The programs that have unfinished runs, were not given to this engine, and may be parked by it."""
-    if not parks_unknown(orchestrator):
-        return ()
-    found = await orchestrator.store.runs.programs()
-    return [name for name in found if name not in orchestrator.programs and not name.startswith(BUILT_IN)]
 
 
 async def warn_of_unknown(orchestrator: Orchestrator) -> None:

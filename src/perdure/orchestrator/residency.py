@@ -24,7 +24,7 @@ a second execution: what a driver writes is fenced by compare-and-swap.
       └── on trial ──▶ LOADING    │  └─▶ REGAINING_LOCKS ── has them ──▶ ABSENT, and LOADING again
                                   │
          does not fit, damaged    ▼
-                       PARKED_HERE, UNREADABLE
+                       PARKED_HERE, LEFT, UNREADABLE
 
     From every state with a driver: evicted ──▶ ABSENT; an error of the engine ──▶ PARKING ──▶ PARKED_HERE
 
@@ -42,6 +42,8 @@ state                 driver    what it means, and what ends it
 ``SUSPECT``           no        previous owners may have died of it; it is loaded on trial, with few others (quarantine)
 ``PARKING``           no        stopped by an error of the engine; nothing loads it until its journal says so
 ``PARKED_HERE``       no        does not fit the code of this process; a message may have it loaded again, a search not
+``LEFT``              no        it needs a program or version that this process lacks; tried again when other
+                                orchestrators come or go (`fit_check`)
 ``UNREADABLE``        no        nothing can be read of it or appended to it; this process leaves it alone
 ====================  ========  ========================================================================================
 
@@ -87,6 +89,7 @@ class Residency(Enum):
     SUSPECT = "suspect"
     PARKING = "parking"
     PARKED_HERE = "parked here"
+    LEFT = "left to another orchestrator"
     UNREADABLE = "unreadable"
 
     __hash__ = object.__hash__
@@ -95,7 +98,7 @@ class Residency(Enum):
 ABSENT, STARTING, LOADING = Residency.ABSENT, Residency.STARTING, Residency.LOADING
 ACTIVE, WARM, CATCHING_UP = Residency.ACTIVE, Residency.WARM, Residency.CATCHING_UP
 REGAINING_LOCKS, SUSPECT, PARKING = Residency.REGAINING_LOCKS, Residency.SUSPECT, Residency.PARKING
-PARKED_HERE, UNREADABLE = Residency.PARKED_HERE, Residency.UNREADABLE
+PARKED_HERE, LEFT, UNREADABLE = Residency.PARKED_HERE, Residency.LEFT, Residency.UNREADABLE
 
 # The states of which a slot has a driver. In STARTING it gets one.
 _ADVANCED = frozenset({ACTIVE, WARM, CATCHING_UP})
@@ -107,7 +110,7 @@ MAY_ENTER = frozenset({ABSENT, PARKED_HERE})
 TRANSITIONS: Mapping[Residency, frozenset[Residency]] = {
     ABSENT: frozenset({STARTING, LOADING, PARKING, PARKED_HERE, UNREADABLE}),
     STARTING: frozenset({ACTIVE, PARKING, ABSENT}),
-    LOADING: frozenset({ACTIVE, REGAINING_LOCKS, SUSPECT, PARKING, PARKED_HERE, UNREADABLE, ABSENT}),
+    LOADING: frozenset({ACTIVE, REGAINING_LOCKS, SUSPECT, PARKING, PARKED_HERE, LEFT, UNREADABLE, ABSENT}),
     ACTIVE: frozenset({WARM, CATCHING_UP, PARKING, ABSENT}),
     WARM: frozenset({ACTIVE, CATCHING_UP, PARKING, ABSENT}),
     CATCHING_UP: frozenset({ACTIVE, PARKING, ABSENT}),
@@ -115,6 +118,7 @@ TRANSITIONS: Mapping[Residency, frozenset[Residency]] = {
     SUSPECT: frozenset({LOADING, PARKED_HERE}),
     PARKING: frozenset({PARKED_HERE, UNREADABLE}),
     PARKED_HERE: frozenset({LOADING, PARKING, UNREADABLE}),
+    LEFT: frozenset({PARKED_HERE, ABSENT}),
     UNREADABLE: frozenset(),
 }
 
@@ -285,6 +289,18 @@ class RunTable:
         """Remember that a run does not fit the code of this process: a search need not try it again."""
         if PARKED_HERE in TRANSITIONS[self.state(run_id)]:
             self.move(self.slot(run_id), PARKED_HERE)
+
+    def mark_left(self, run_id: str) -> None:
+        """Remember that a run needs what this process lacks."""
+        if LEFT in TRANSITIONS[self.state(run_id)]:
+            self.move(self.slot(run_id), LEFT)
+
+    def forget_left(self) -> bool:
+        """Have searches find again what was left to other orchestrators; False if there was none."""
+        left = [*self._by_state[LEFT].values()]
+        for slot in left:
+            self.move(slot, ABSENT)
+        return bool(left)
 
     def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
         """Remember that a run cannot be read, unless it was read meanwhile: it must not be tried again and again."""

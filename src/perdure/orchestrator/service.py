@@ -88,7 +88,7 @@ class Service:
         )
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
-        self.fit_check = FitCheck(orchestrator, membership, config.fit_check)
+        self.fit_check = FitCheck(orchestrator, membership, config.fit_check, self.deadlines.see_to)
         self._registration = FunctionDuty("registering its programs", membership.register)
         # Set when its programs are registered, or could not be.
         self._registered = asyncio.Event()

@@ -173,7 +173,7 @@ async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Coun
     if not dead:
         return []
     limit = counts.limits["runs"] + len(seen) + len(orchestrator.active) + 1
-    programs, queues = list(orchestrator.programs), orchestrator.serves
+    programs, queues = orchestrator.programs.taken(), orchestrator.serves
     found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, queues)
     return [r for r in found if r not in seen and r not in orchestrator.active and counts.count("runs")]
 
@@ -191,7 +191,7 @@ async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Coun
 async def _due(orchestrator: Orchestrator, membership: Membership, counts: Counts) -> dict[str, str]:
     """Due runs, each with the kind it counts as; a schedule counts its ticks."""
     limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.runs.unreadable) + 1
-    programs, now = list(orchestrator.programs), orchestrator.clock.now()
+    programs, now = orchestrator.programs.taken(), orchestrator.clock.now()
     found = await orchestrator.store.timers.due(now, limit, programs, membership.others, orchestrator.serves)
     taken: dict[str, str] = {}
     for due in found:

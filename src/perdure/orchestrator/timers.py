@@ -69,7 +69,7 @@ class Timers:
             await self._membership.refresh()
         self.peers_changed = False
         orchestrator, skip = self._orchestrator, self._membership.others
-        programs, queues = list(orchestrator.programs), orchestrator.serves
+        programs, queues = orchestrator.programs.taken(), orchestrator.serves
         loaded, waiting = 0, None
         while orchestrator.at_work:
             # A due time noted from now on may be missing in the result.
@@ -118,7 +118,7 @@ class Timers:
         """
         orchestrator = self._orchestrator
         await orchestrator.catch_up.poll()
-        programs, now = list(orchestrator.programs), orchestrator.clock.now()
+        programs, now = orchestrator.programs.taken(), orchestrator.clock.now()
         skip, limit = self._membership.others, self._config.batch
         due = await orchestrator.store.timers.due(now, limit, programs, skip, orchestrator.serves)
         ours = [one.run_id for one in due if one.owner == orchestrator.name and one.run_id not in orchestrator.active]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -39,13 +39,31 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `programs` are the names of its programs, or None when there are too many. `serves` are the queues that it serves
     exclusively, or None. `lease` is how long its name stays taken after its last heartbeat. `signatures` is the digest
-    of its programs' signatures, which are in leases of their own; empty when they are not published.
+    of its programs' signatures, which are in leases of their own; empty when they are not published. `versions` are the
+    versions of each program whose runs it takes, unless that is version 1 alone; empty if it is not known yet. None
+    when they are too many, or an older engine did not publish them.
     """
 
     programs: tuple[str, ...] | None = None
     serves: tuple[str, ...] | None = None
     lease: float = 30.0
     signatures: str = ""
+    versions: dict[str, tuple[str, ...]] | None = None
+
+    def may_take(self, program: str, version: str, queue: str) -> bool:
+        """Whether the orchestrator may continue a run, as far as it published what it has."""
+        if self.programs is None:
+            return True
+        if program not in self.programs or (self.serves is not None and queue not in self.serves):
+            return False
+        versions = self.versions_of(program)
+        return not version or not versions or version in versions
+
+    def versions_of(self, program: str) -> tuple[str, ...]:
+        """The versions of a program whose runs it takes; empty if that is not known."""
+        if self.versions is None or program not in (self.programs or ()):
+            return ()
+        return self.versions.get(program, ("1",))
 
 
 class Acquired(msgspec.Struct, frozen=True):
@@ -119,3 +137,15 @@ def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
             continue
         found[lease.key.removeprefix(REGISTRATION)] = registration
     return found
+
+
+def versions_at(orchestrators: Mapping[str, Registration | None], program: str, queue: str) -> str:
+    """Which of these orchestrators take which versions of a program, in words; empty where that is not known."""
+    taking = [(name, known) for name, known in sorted(orchestrators.items()) if known is not None]
+    found = [(name, known.versions_of(program)) for name, known in taking if known.may_take(program, "", queue)]
+    return some_of([f"{name} has {', '.join(versions)}" for name, versions in found if versions])
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of these names, for a message."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

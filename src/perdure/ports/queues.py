@@ -51,7 +51,7 @@ class Queues(Protocol):
         """The queues that have queued runs, limited to `names` unless it is None."""
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
-        """At most `room` runs of these programs that the limits of the queue let begin at `now`.
+        """At most `room` runs of these programs (see `ports.runs.takes`) that the limits let begin at `now`.
 
         Higher priorities first; within a priority, keys take turns, the least recently served key first.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 import msgspec
@@ -57,8 +57,17 @@ class RunFilter(msgspec.Struct, frozen=True):
         )
 
 
+def takes(programs: Container[str], program: str, version: str) -> bool:
+    """Whether a caller asked for runs of this program and version.
+
+    It names a program, for runs of any version, or a program and a version: `fulfil:2`, and `fulfil:` for runs that
+    were started by name alone and have none yet. No name of a program has a colon.
+    """
+    return program in programs or f"{program}:{version}" in programs
+
+
 class Runs(Protocol):
-    """The rows of runs."""
+    """The rows of runs. What is said of `programs`: see `takes`."""
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""

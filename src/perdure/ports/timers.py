@@ -35,7 +35,7 @@ class Late(msgspec.Struct, frozen=True):
 
 
 class Timers(Protocol):
-    """Due runs, read from the projection."""
+    """Due runs, read from the projection. `programs` may name versions too: see `ports.runs.takes`."""
 
     async def due(
         self,

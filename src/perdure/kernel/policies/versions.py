@@ -96,6 +96,20 @@ class Programs(Mapping[str, "Program"]):
         """The programs that are loaded, each in its newest version."""
         return list(self._newest.values())
 
+    def versions(self, name: str) -> tuple[str, ...]:
+        """The versions of a program whose runs can continue here, accepted ones included; empty before it is loaded."""
+        versions = self._versions.get(name, {})
+        accepted = (version for program in versions.values() for version in program.accepts)
+        return tuple(sorted({*versions, *accepted}, key=version_order))
+
+    def taken(self) -> list[str]:
+        """Whose runs can continue here, as stores are asked for them: see `ports.runs.takes`."""
+        found: list[str] = []
+        for name in self:
+            some = not name.startswith(BUILT_IN) and self.versions(name)
+            found += [f"{name}:{version}" for version in ("", *some)] if some else [name]
+        return found
+
     def find(self, name: str, version: str) -> Program:
         """The program for a run of this version: exactly that version, or the newest that accepts it.
 
@@ -104,17 +118,23 @@ class Programs(Mapping[str, "Program"]):
         """
         if self._unloaded:
             self._load(name)
-        versions = self._versions.get(name)
-        if versions is None:
-            raise UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
+        if (missing := self.missing(name, version)) is not None:
+            raise missing
+        versions = self._versions[name]
         if not version:
             return self._newest[name]
         if version in versions:
             return versions[version]
         accepting = [known for known, program in versions.items() if version in program.accepts]
-        if not accepting:
-            raise UnknownVersion(name, version, tuple(sorted(versions, key=version_order)))
         return versions[max(accepting, key=version_order)]
+
+    def missing(self, name: str, version: str) -> UnknownProgram | UnknownVersion | None:
+        """What a run of this version lacks here; None if it lacks nothing, or its program is not loaded yet."""
+        if name not in self:
+            return UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
+        if name in self._unloaded or not version or version in self.versions(name):
+            return None
+        return UnknownVersion(name, version, tuple(sorted(self._versions[name], key=version_order)))
 
     def serves(self, name: str, version: str) -> bool:
         """Whether there is a program for a run of this version."""

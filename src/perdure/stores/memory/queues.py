@@ -11,8 +11,9 @@ from perdure.kernel.policies.queues import Line, Queue, Rate
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Full
 from perdure.ports.queues import Picks, QueueStats, Waiting, picks
+from perdure.ports.runs import takes
 
-Place = tuple[float, str, str]
+Place = tuple[float, str, str, str]
 
 
 class _Queue:
@@ -20,7 +21,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self.rows: dict[str, RunRow] = {}
-        # By priority and key: when each may begin, its run_id and its program, in order.
+        # By priority and key: when each may begin, its run_id, its program and its version, in order.
         self.lines: dict[int, dict[str, list[Place]]] = {}
         self.queued = 0
         self.running: dict[str, int] = {}
@@ -49,7 +50,7 @@ class _Queue:
             self.queued += change
             keys = self.lines.setdefault(row.priority, {})
             line = keys.setdefault(row.queue_key, [])
-            place = (_ready(row), row.run_id, row.program)
+            place = (_ready(row), row.run_id, row.program, row.version)
             if change > 0:
                 insort(line, place)
             else:
@@ -144,7 +145,8 @@ class _Reader:
         lines = []
         for key, places in self._queue.lines[priority].items():
             ready = islice(places, bisect_right(places, self._now, key=_moment))
-            runs = list(islice((run_id for _, run_id, program in ready if program in self._programs), left))
+            ours = (run_id for _, run_id, *program in ready if takes(self._programs, *program))
+            runs = list(islice(ours, left))
             if runs:
                 lines.append(Line(key, self._queue.served.get(key), runs, self._queue.running.get(key, 0)))
         return lines

@@ -15,7 +15,7 @@ from perdure.kernel.values.limits import blob_id
 from perdure.ports.blobs import verified
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import RunFilter, takes
 from perdure.ports.store import Survives
 from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.lease_ends import LeaseEnds
@@ -200,9 +200,9 @@ class MemoryRuns:
         queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
         """Ids of runs of these owners, programs and queues in this status, oldest first."""
-        rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]
-        found = [r.run_id for r in rows if r.owner in owners and r.status is status and r.program in programs]
-        return sorted(found)[:limit]
+        rows = [r for r in self._journal.rows.values() if r.owner in owners and r.status is status]
+        rows = [r for r in rows if takes(programs, r.program, r.version) and (queues is None or r.queue in queues)]
+        return sorted(r.run_id for r in rows)[:limit]
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
@@ -265,7 +265,7 @@ class MemoryTimers:
         waiting = [
             Due(row.run_id, row.program, row.owner, row.wake_at, row.status is RunStatus.WAITING)
             for row in rows
-            if row.wake_at is not None and row.program in programs and row.owner not in skip
+            if row.wake_at is not None and row.owner not in skip and takes(programs, row.program, row.version)
         ]
         return sorted(waiting, key=lambda due: (due.wake_at, due.run_id))
 

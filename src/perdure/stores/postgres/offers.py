@@ -25,7 +25,9 @@ OFFER_SECONDS = 2.0
 _DUE = """
     with found as materialized (
         select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' as waiting from perdure_runs r
-        where r.wake_at <= $1 and r.program = any($2::text[]) and (r.owner is null or r.owner <> all($3::text[]))
+        where r.wake_at <= $1
+          and (r.program = any($2::text[]) or r.program || ':' || r.version = any($2::text[]))
+          and (r.owner is null or r.owner <> all($3::text[]))
           and ($4::text[] is null or r.queue = any($4))
           and (r.owner is not null or not exists (
               select 1 from perdure_offers o
@@ -45,7 +47,8 @@ _DUE = """
 _OWNED = """
     with found as materialized (
         select r.run_id, r.owner from perdure_runs r
-        where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2 and r.program = any($3::text[])
+        where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2
+          and (r.program = any($3::text[]) or r.program || ':' || r.version = any($3::text[]))
           and ($4::text[] is null or r.queue = any($4))
           and not exists (
               select 1 from perdure_offers o

@@ -38,6 +38,7 @@ def pack(row: RunRow, texts: Texts) -> PackedRow:
         id=row.id,
         incarnation=row.incarnation,
         created=_moment(row.created_at),
+        version=row.version,
     )
     packed, body = msgspec.msgpack.encode(index), msgspec.json.encode(row)
     text = b"%04x%s%08x%s" % (len(packed), packed, zlib.crc32(body, zlib.crc32(packed)), body)

@@ -44,6 +44,8 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
     id: str
     incarnation: int
     created: str | None
+    # Rows that older code wrote have none.
+    version: str | None = None
 
 
 _FIELDS = [field.name.upper() for field in msgspec.structs.fields(Index)]

@@ -15,7 +15,8 @@ from perdure.stores.sqlshared.runs import SharedRuns, as_list
 _FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation desc, r.run_id desc limit 1"
 _OWNED = """
     select run_id from perdure_runs
-    where finished_at is null and owner = any($1::text[]) and status = $2 and program = any($3::text[])
+    where finished_at is null and owner = any($1::text[]) and status = $2
+      and (program = any($3::text[]) or program || ':' || version = any($3::text[]))
       and ($4::text[] is null or queue = any($4::text[]))
     order by run_id limit $5
 """

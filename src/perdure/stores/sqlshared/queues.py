@@ -59,7 +59,8 @@ _KEYS = """
                 then (select count(*) from unnest($8::text[]) as held where held = key) else 0 end as running,
             (select r.run_id from perdure_runs r
              where r.status = 'queued' and r.queue = $1 and r.queue <> '' and r.priority = $2 and r.queue_key = key
-               and coalesce(r.not_before, r.created_at) <= $4 and r.program = any($5::text[])
+               and coalesce(r.not_before, r.created_at) <= $4
+               and (r.program = any($5::text[]) or r.program || ':' || r.version = any($5::text[]))
                and r.run_id <> all($7::text[])
              order by coalesce(r.not_before, r.created_at), r.run_id limit 1) as head
         from keys where key is not null
@@ -72,7 +73,8 @@ _LINES = """
     select key, (select json_agg(run_id) from (
         select r.run_id from perdure_runs r
         where r.status = 'queued' and r.queue = $1 and r.queue <> '' and r.priority = $2 and r.queue_key = key
-          and coalesce(r.not_before, r.created_at) <= $3 and r.program = any($4::text[])
+          and coalesce(r.not_before, r.created_at) <= $3
+          and (r.program = any($4::text[]) or r.program || ':' || r.version = any($4::text[]))
           and r.run_id <> all($7::text[])
         order by coalesce(r.not_before, r.created_at), r.run_id limit $5) line)
     from unnest($6::text[]) as key

@@ -80,14 +80,18 @@ _TREE = "r.run_id >= $10 and r.run_id < $10 || '0' and "
 _FINISHED = " where r.run_id = any($1::text[]) and (r.finished_at is not null or r.status = 'parked')"
 _DUE = """
     select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' from perdure_runs r
-    where r.wake_at <= $1 and r.program = any($2::text[]) and (r.owner is null or r.owner <> all($3::text[]))
+    where r.wake_at <= $1
+      and (r.program = any($2::text[]) or r.program || ':' || r.version = any($2::text[]))
+      and (r.owner is null or r.owner <> all($3::text[]))
       and ($4::text[] is null or r.queue = any($4::text[]))
     order by r.wake_at, r.run_id limit $5
 """
 _NEXT_DUE = """
     select null::text, (
         select r.wake_at from perdure_runs r
-        where r.wake_at is not null and r.program = any($1::text[]) and (r.owner is null or r.owner <> all($2::text[]))
+        where r.wake_at is not null
+          and (r.program = any($1::text[]) or r.program || ':' || r.version = any($1::text[]))
+          and (r.owner is null or r.owner <> all($2::text[]))
           and ($3::text[] is null or r.queue = any($3::text[]))
         order by r.wake_at limit 1)
     union all

@@ -236,6 +236,13 @@ class QueuesConformance(AdmissionConformance):
         assert list((await store.queues.pick(EMAILS, 9, LATER, ["other", "checkout"])).run_ids) == ["r1", "r2"]
         assert list((await store.queues.pick(EMAILS, 9, LATER, [])).run_ids) == []
 
+    async def test_runs_of_versions_one_has_not_are_left_to_others(self, store: Store) -> None:
+        """Runs of other versions do not block those that can be picked."""
+        for number, version in enumerate(("1", "1", "2", ""), start=1):
+            await queued(store, f"r{number}", version=version)
+        assert list((await store.queues.pick(EMAILS, 1, LATER, ["checkout:2"])).run_ids) == ["r3"]
+        assert list((await store.queues.pick(EMAILS, 9, LATER, ["checkout:", "checkout:2"])).run_ids) == ["r3", "r4"]
+
     async def test_only_runs_that_wait_are_picked(self, store: Store) -> None:
         """Not those that began, ended, are paused or parked, or are in no queue at all."""
         begun, ended, paused, stopped = [await queued(store, f"r{i}") for i in range(4)]

@@ -390,6 +390,9 @@ class ListConformance(StoreConformance):
         assert list(await store.runs.owned([], running, programs, 9)) == []
         assert list(await store.runs.owned(["a"], running, [], 9)) == []
         assert list(await store.runs.owned(["missing"], running, programs, 9)) == []
+        await write_all(store, History("r8", version="2").begin_as("a", StepStarted("work:0")))
+        assert list(await store.runs.owned(["a"], running, ["checkout:2", "checkout:"], 9)) == ["r8"]
+        assert list(await store.runs.owned(["a"], running, ["checkout:1", "checkout:2"], 2)) == ["r0", "r3"]
 
     async def test_owners_are_those_of_runs_that_are_not_finished(self, store: Store) -> None:
         """Each owner comes once: runs that ended or were released have none, and parked ones do."""

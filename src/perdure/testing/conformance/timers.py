@@ -69,6 +69,18 @@ class TimersConformance(StoreConformance):
         assert await next_due(store, ["refund", "checkout"], []) == 5.0
         assert await next_due(store, [], []) is None
 
+    async def test_due_runs_are_those_of_the_versions_asked_for(self, store: Store) -> None:
+        """A program with a version means runs of that version, and with none those that have no version yet."""
+        for number, version in enumerate(("1", "2", "", "2"), start=1):
+            history = History(f"r{number}", version=version)
+            await write_all(store, history.begin_as("a", timer(10.0 * number)))
+        found = {
+            asked: [due.run_id for due in await store.timers.due(99.0, 9, asked, [])]
+            for asked in [("checkout:1",), ("checkout:", "checkout:2"), ("checkout:3",), ("checkout",), ("other:1",)]
+        }
+        assert [*found.values()] == [["r1"], ["r2", "r3", "r4"], [], ["r1", "r2", "r3", "r4"], []]
+        assert [await next_due(store, asked, []) for asked in found] == [10.0, 20.0, None, 10.0, None]
+
     async def test_runs_of_owners_to_skip_are_left_out(self, store: Store) -> None:
         """Live owners advance their own runs; runs without an owner are due for every orchestrator."""
         await sleeper(store, "r1", 10.0, owner="a")

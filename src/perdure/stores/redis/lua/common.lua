@@ -57,6 +57,22 @@ local function index_of(run_id)
     return nil
 end
 
+-- The names of programs that a caller asks for, without versions.
+local function names_of(programs)
+    local found = {}
+    for _, program in ipairs(programs) do
+        local at = find(program, ':', 1, true)
+        found[at and sub(program, 1, at - 1) or program] = true
+    end
+    return found
+end
+
+-- Whether a caller asks for a run of this program: of any version, or of the version that it has.
+local function takes(known, program, run_id)
+    local x = not known[program] and index_of(run_id)
+    return not x or not x[VERSION] or known[program .. ':' .. x[VERSION]]
+end
+
 -- Journals: entries in a list, each beginning with its number. The place of the entry that holds event `start`.
 local function place_of(key, start)
     local low, high = 0, call('LLEN', key) - 1

@@ -1,7 +1,7 @@
 -- The keys of one priority that may have a turn, those served least recently first, with the runs that may begin.
 
 local queue, priority, per_key, now, programs, left, keys = unpack(arguments(), 1, 7)
-local known = set_of(programs)
+local known, names = set_of(programs), names_of(programs)
 local place = queue .. SEP .. priority
 
 local function ready(key, limit)
@@ -10,7 +10,7 @@ local function ready(key, limit)
         page = call('ZRANGEBYSCORE', P .. 'line:' .. place .. SEP .. key, '-inf', now, 'LIMIT', offset, size)
         for _, member in ipairs(page) do
             local run_id, program = split(member)
-            if #found < limit and known[program] then
+            if #found < limit and names[program] and takes(known, program, run_id) then
                 found[#found + 1] = run_id
             end
         end

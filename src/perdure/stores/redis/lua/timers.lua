@@ -2,11 +2,11 @@
 
 -- Calls `visit` with each timer that concerns the caller, earliest first for each program and owner, until it says stop.
 local function timers(programs, skip, queues, until_, visit)
-    local known, left_out = set_of(programs), set_of(skip)
+    local known, names, left_out = set_of(programs), names_of(programs), set_of(skip)
     local wanted = queues and set_of(queues)
     for _, place in ipairs(call('SMEMBERS', P .. 'wakes')) do
         local program, owner = split(place)
-        if known[program] and not left_out[owner] then
+        if names[program] and not left_out[owner] then
             local offset, size, page, going = 0, 32, nil, true
             repeat
                 page = call(
@@ -15,7 +15,7 @@ local function timers(programs, skip, queues, until_, visit)
                 for i = 1, #page, 2 do
                     local run_id, rest = split(page[i])
                     local queue, waiting = split(rest)
-                    if going and (not wanted or wanted[queue]) then
+                    if going and (not wanted or wanted[queue]) and takes(known, program, run_id) then
                         going = visit(run_id, program, owner, page[i + 1], waiting, place, page[i])
                     end
                 end
