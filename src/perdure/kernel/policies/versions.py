@@ -118,14 +118,12 @@ class Programs(Mapping[str, "Program"]):
         """
         if self._unloaded:
             self._load(name)
-        if (missing := self.missing(name, version)) is not None:
-            raise missing
-        versions = self._versions[name]
-        if not version:
-            return self._newest[name]
+        versions = self._versions.get(name, {})
         if version in versions:
             return versions[version]
-        accepting = [known for known, program in versions.items() if version in program.accepts]
+        if (missing := self.missing(name, version)) is not None:
+            raise missing
+        accepting = [known for known, program in versions.items() if not version or version in program.accepts]
         return versions[max(accepting, key=version_order)]
 
     def missing(self, name: str, version: str) -> UnknownProgram | UnknownVersion | None:
