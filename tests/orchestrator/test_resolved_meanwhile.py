@@ -36,7 +36,7 @@ async def mended() -> str:
     return "mended"
 
 
-@workflow(name="fulfil", version="2")
+@workflow(name="fulfil", version="2", accepts=("1",))
 async def second() -> str:
     await work("another")
     return "second"
