@@ -14,6 +14,7 @@ from perdure import (
     DeadlineExceeded,
     Engine,
     Finished,
+    Limits,
     Retry,
     RunCancelled,
     RunStatus,
@@ -34,8 +35,9 @@ from perdure import (
 )
 from perdure.engine.driver import Driver
 from perdure.kernel.events import CancelRequested, ChildFinished, ChildStarted, RunFinished, StepStarted
+from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, left_by_a_crash
 
 called: list[str] = []
 
@@ -547,3 +549,54 @@ async def test_options_that_make_no_sense_for_a_child_are_an_error_of_the_body()
     async with Engine("memory://", [begins, apart]) as engine:
         for options, detached, says in wrong:
             assert says in str((await engine.run(begins(options, detached))).error)
+
+
+@pytest.mark.parametrize("way", ["child", "detached"])
+async def test_a_crash_while_a_large_value_is_offloaded_beside_a_step_that_began_changes_nothing(way: str) -> None:
+    @step(queue="far")
+    async def far(text: str) -> int:
+        return len(text)
+
+    @step
+    async def near() -> int:
+        return 1
+
+    @workflow
+    async def kid(size: int) -> int:
+        return await far("x" * size)
+
+    @workflow
+    async def other() -> None:
+        return None
+
+    @workflow
+    async def parent() -> list[int]:
+        async def first() -> int:
+            if way == "child":
+                return await kid(1000)
+            await child(other(), detached=True)
+            return await far("x" * 1000)
+
+        async def second() -> int:
+            return await near()
+
+        return list(await asyncio.gather(first(), second()))
+
+    store, recorded, stopped = MemoryStore(), Recorded(), asyncio.Event()
+    put = store.blobs.put
+
+    async def never(data: bytes) -> str:
+        if b"xxx" in data:
+            await stopped.wait()
+        return await put(data)
+
+    store.blobs.put = never  # type: ignore[method-assign]
+    programs: list[Any] = [parent, kid, other]
+    limits = Limits(blob=500)
+    async with Engine(store, programs, steps=[far], limits=limits, recovery=AT_ONCE, on_commit=recorded) as engine:
+        _ = await engine.start(parent(), id="p")
+        await recorded.until_succeeded("second:0/near:0")
+        found = left_by_a_crash(store)
+        stopped.set()
+    async with Engine(found, programs, steps=[far], limits=limits, recovery=AT_ONCE) as engine:
+        assert await engine.handle("p").result() == [1000, 1]

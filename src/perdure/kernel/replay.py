@@ -105,6 +105,7 @@ class Replay:
     """A run in memory: its folded state, its program, and the pending commands of the program."""
 
     __slots__ = (
+        "_amid",
         "_begun",
         "_child_context",
         "_children",
@@ -112,8 +113,10 @@ class Replay:
         "_given_up",
         "_inputs",
         "_issued",
+        "_last_asked",
         "_last_begun",
         "_outcomes",
+        "_planned",
         "_published",
         "_recorded",
         "_rules",
@@ -165,8 +168,13 @@ class Replay:
         self._uncounted: set[str] = set()
         # While an event is folded after which the owner plans again: it may not have begun all that was asked for.
         self._cut_short = False
-        # The number of the last event that began an op.
-        self._last_begun = -1
+        # While an event is folded that the owner planned together with others; and the commands that such an event led
+        # to. What was asked for before them begins before them, if the journal ends there: one of them may have been
+        # large, and none was planned until it was offloaded.
+        self._planned = False
+        self._amid: set[str] = set()
+        # The number of the last event that began an op, and the highest under which one that has begun was asked for.
+        self._last_begun = self._last_asked = -1
         # How many outcomes the program has got; while a whole journal is folded, how many it had when each op began.
         self._outcomes = 0
         self._begun: dict[str, int] = {}
@@ -235,8 +243,9 @@ class Replay:
         elif isinstance(event, ValueRecorded):
             self._match(event)
             self._cut_short = event.kind == "checkpoint"
+            self._planned = not self._cut_short
             self._advance(event, at)
-            self._cut_short = False
+            self._cut_short = self._planned = False
         elif isinstance(event, RunClaimed):
             # The body begins with the first claim; the program does not see later ones.
             if event.epoch == 1:
@@ -281,7 +290,7 @@ class Replay:
     def fold_parts(self, parts: Iterable[Iterable[Batch]]) -> Iterator[None]:
         """As `fold_whole`, with a pause after each part of the journal."""
         self._issued, self._published, self._unrecorded, self._uncounted, self._last_begun = {}, {}, {}, set(), -1
-        self._begun = {}
+        self._begun, self._amid, self._last_asked = {}, set(), -1
         for part in parts:
             self.fold_all(part)
             yield
@@ -410,10 +419,12 @@ class Replay:
         del self.wishes[event.op]
         self._last_begun = self.state.next_seq - 1
         if self._issued is not None:
-            self._begun[event.op] = self._outcomes
+            self._note_begun(self._issued, event.op)
         self.bulky.pop(event.op, None)
         if event.detached:
+            self._planned = True
             self._advance(event, at)
+            self._planned = False
             return
         if event.refused:
             return
@@ -435,7 +446,9 @@ class Replay:
         self._opened(child, event.op)
         rules = child_context.rules(program)
         self._children[event.op] = _OpenChild(child, rules)
+        self._planned = True
         self._add_commands(child.advance(_BEGIN, at), event.op, rules, at)
+        self._planned = False
 
     def _opened(self, child: Execution, path: str) -> None:
         """A child is about to begin."""
@@ -493,7 +506,7 @@ class Replay:
         self.open_steps[event.op] = command
         self._last_begun = self.state.next_seq - 1
         if self._issued is not None:
-            self._begun[event.op] = self._outcomes
+            self._note_begun(self._issued, event.op)
 
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.wishes.get(event.op)
@@ -504,12 +517,19 @@ class Replay:
         del self.wishes[event.op]
         if type(command) is not Checkpoint:  # what was asked for together with it is recorded after it
             self._last_begun = self.state.next_seq - 1
-        if self._issued is not None and isinstance(event, WaitOpened) and op_name(event.op) != "timer":
-            self._begun[event.op] = self._outcomes
+            if self._issued is not None:
+                self._note_begun(self._issued, event.op, isinstance(event, WaitOpened) and op_name(event.op) != "timer")
         return command
+
+    def _note_begun(self, issued: dict[str, tuple[int, bool]], op: str, branches: bool = True) -> None:
+        self._last_asked = max(self._last_asked, issued.get(op, (-1, False))[0])
+        if branches:
+            self._begun[op] = self._outcomes
 
     def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
         issued[command.op] = self.state.next_seq, _is_local(command)
+        if self._planned:
+            self._amid.add(command.op)
         if isinstance(command, SetState):
             self._published[command.key] = command.op
 
@@ -607,7 +627,7 @@ class Replay:
         """Whether a command, made after this many events, would have begun before others that did."""
         if local and (self.state.held or not 0 <= self.state.counted_from < self._last_begun):
             return op in self._uncounted  # else it may wait for a concurrency limit
-        return number <= self._last_begun
+        return number <= (self._last_asked if op in self._amid else self._last_begun)
 
     def _note_given_up(self, event: StepFailed | WaitResolved) -> None:
         self._given_up.setdefault(self.state.child_of(event.op), []).append(event)
