@@ -8,10 +8,11 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from perdure.authoring.code.lazy import lazy_programs
@@ -29,7 +30,7 @@ from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import RunResult
 from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
 from perdure.engine.duties import FunctionDuty
-from perdure.engine.remote import RemoteStep, Report
+from perdure.engine.remote import Chunks, RemoteStep, Report
 from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
 from perdure.errors import PerdureError, UsageError
@@ -155,10 +156,15 @@ class Engine(Client):
             structures=StoredGraphs(),
         )
         base.queues = _queues_by_name(queues)
+        base.items.reopen = _reopen(store)
         self._local = self._gateway_class(base, self._programs, self._serves, self._ended_here)
         self._assemble(base, self._local)
         self._scheduled = ScheduledRuns(base, self._starts, self._messages)
+        report, keep_chunk = self._messages.report, self._forks.keep_chunk
+        chunks = [Chunks(name, self._programs, report, keep_chunk, base.items) for name in self._programs]
         for program in (*_remote_steps(steps, self._messages.report).values(), schedule_program(self._scheduled)):
+            self._programs.add(program)
+        for program in chunks:
             self._programs.add(program)
         self._stream_mode = stream_mode(stream)
         self.resources = resources_of(resources)
@@ -279,7 +285,7 @@ class Engine(Client):
                 committed=self._committed,
                 finished=self._base.resolve,
                 completed=self._completed if self._on_complete else None,
-                abandoned=lambda id: orchestrator.spawn(self._abandon(id)),
+                abandoned=lambda id, reason: orchestrator.spawn(self._abandon(id, reason)),
             ),
             rules=self._rules,
             serves=self._serves,
@@ -288,6 +294,7 @@ class Engine(Client):
         self.superseded = orchestrator.retired
         orchestrator.services.stream = self._stream_mode
         orchestrator.services.resources = self.resources
+        orchestrator.services.runner.items = self._base.items
         if self._on_commit:
             self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
         if self._on_complete:
@@ -394,10 +401,10 @@ class Engine(Client):
     async def _retain(self, retention: Retention) -> PruneReport:
         return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
 
-    async def _abandon(self, id: str) -> None:
+    async def _abandon(self, id: str, reason: str) -> None:
         """The parent of a remote step waits for it no longer: cancel its run. If that fails, its outcome is dropped."""
         try:
-            await self.cancel(id, "its caller waits for it no longer")
+            await self.cancel(id, reason)
         except PerdureError as error:
             log.warning("%s", error)
 
@@ -492,7 +499,16 @@ def connect(
     If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them.
     """
     opened = with_leases(open_store(store), leases)
-    return Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredGraphs())
+    client = Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredGraphs())
+    client._base.items.reopen = _reopen(store)
+    return client
+
+
+def _reopen(store: str | os.PathLike[str] | Store) -> Callable[[], Store] | None:
+    """How the store is opened once more, also in another process; None for one that only this process has."""
+    if not isinstance(store, str | os.PathLike) or str(store).startswith("memory:"):
+        return None
+    return partial(open_store, store)
 
 
 def run(

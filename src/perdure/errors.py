@@ -375,11 +375,11 @@ class NotDecodable(ValueProblem):
 class PayloadTooLarge(ValueProblem):
     """One value is larger than the limit for a single payload."""
 
-    def __init__(self, what: str, size: int, limit: int) -> None:
+    def __init__(self, what: str, size: int, limit: int, advice: str = "") -> None:
         self.what, self.size, self.limit = what, size, limit
+        advice = advice or "store it with engine.blobs.put() and pass the reference"
         super().__init__(
-            f"{what} is {size:,} bytes as JSON, above the limit of {limit:,}; store it with engine.blobs.put() and "
-            "pass the reference, or raise Limits(payload=...)"
+            f"{what} is {size:,} bytes as JSON, above the limit of {limit:,}; {advice}, or raise Limits(payload=...)"
         )
 
 

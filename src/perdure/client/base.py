@@ -12,6 +12,7 @@ from perdure.client.signatures import Signatures
 from perdure.client.state_cache import StateCache
 from perdure.client.subscriptions import JournalFollowers, RunWaiters
 from perdure.config import Limits
+from perdure.engine.items import ItemBlobs
 from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, NoSuchRun, UsageError
@@ -55,6 +56,8 @@ class StoreClient:
         self.store = store
         self.payloads = Payloads(store.blobs, limits or Limits())
         self.codec = Codec(codecs, self.payloads.limits.payload)
+        self.items = ItemBlobs(store.blobs)
+        self.codec.read_items_with(self.items)
         self.clock: Clock = clock or SystemClock()
         self.durability = durability_of(durability)
         decide(reuse, None)
@@ -78,6 +81,7 @@ class StoreClient:
         check_main()
         self._pid = os.getpid()
         await self.store.open(migrate=migrate)
+        self.items.open()
         self.signatures = Signatures(self.store, self.clock)
         locker = Locker(self.store, self.clock)
         self._locks = Locks(self.leases, self.clock, locker, self.store.runs)
@@ -92,6 +96,7 @@ class StoreClient:
             self._watch = None
             if self._locks is not None:
                 await self._locks.locker.close()
+            self.items.close()
             await self.store.close()
 
     @property

@@ -12,13 +12,14 @@ from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
-from perdure.kernel.events import NULL, Batch, RunStarted, RunStatus, StepSucceeded, WaitOpened
+from perdure.kernel.chunks import DRAIN, chunk_of
+from perdure.kernel.events import NULL, Batch, OutcomeKept, RunForked, RunStarted, RunStatus, StepSucceeded, WaitOpened
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
-from perdure.kernel.history.retry_points import rerun, retried, withdrawals
-from perdure.kernel.ids import BUILT_IN, check_id, check_text
+from perdure.kernel.history.retry_points import memoized, rerun, retried, withdrawals
+from perdure.kernel.ids import BUILT_IN, check_id, check_text, step_key
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Dataflow
 from perdure.kernel.projection import RunRow, child_path
@@ -82,19 +83,25 @@ class Forks:
         run, batches = await self.origin(id)
         found = forks.ops(batches)
         flow = self._dataflow(run)
-        op = forks.find(found, check_text(step, "step")) if flow is None else forks.find_last(found, step)
+        chunk, item = chunk_of(check_text(step, "step"), found)
+        if flow is None:
+            op = forks.find(found, step)
+        else:
+            op = forks.find_last(found, chunk or step)
         if inputs and op.kind not in ("step", "child"):
             raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with values= gives it a value")
-        given = {op.path: self._encoded(inputs)} if inputs else None
+        given = {step if chunk else op.path: self._encoded(inputs)} if inputs else None
         if flow is None:
             return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
         again = flow.affected(op.path, {path: one.began for path, one in found.items()}) | {op.path}
-        again |= {path for path in found if path.startswith(f"{op.path}/")}
+        again |= {path for path in found if path.startswith((f"{op.path}/", f"{op.path}["))}
         now = self._base.clock.now()
         run_id = self._base.new_run_id(now)
         id = run_id if new_id is None else check_id(new_id)
         started = forks.beginning(batches, run.run_id, now, id=id, memo=run.run_id)
-        return await self._begin(run, run_id, started, rerun(batches, again, {}, started, now, inputs=given))
+        items = {chunk: item} if chunk else None
+        past = rerun(batches, again, {}, started, now, inputs=given, items=items)
+        return await self._begin(run, run_id, started, past)
 
     async def update_state(
         self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: bool = False
@@ -267,6 +274,54 @@ class Forks:
         # Without the code: something has to be called again, or the run would fail the same way.
         without = next((one for one in candidates if one.ops), candidates[0])
         return retried(batches, without, started, now)
+
+    async def keep_chunk(self, run_id: str, started: RunStarted) -> int:
+        """Give the run of a chunk the outcomes of the one that it goes on with; returns how many.
+
+        That is the run of the same chunk in the run that its parent continues, or the last one before that had it.
+        """
+        call = started.remote
+        assert call is not None
+        assert call.map is not None
+        store, origin = self._base.store, call.map.past
+        while (found := await store.runs.find(step_key(origin, call.op))) is None:
+            before = await store.runs.get(origin)
+            if before is None or not before.forked_from:
+                return 0
+            origin = before.forked_from
+        former = found[0]
+        if not former.status.finished:
+            # Its own run waits for it no longer. What it has under way ends, and is kept.
+            await self._messages.cancel(former.run_id, DRAIN)
+            await self._base.watch.ended(former.run_id)
+        batches = await store.journal.read(former.run_id)
+        now = self._base.clock.now()
+        if started.memo:
+            past = memoized(batches, started, now)
+        else:
+            item = f"{call.op.rpartition('/')[2].rpartition('[')[0]}[{call.map.again}]"
+            again = {path for path in forks.ops(batches) if path == item or path.startswith(f"{item}/")}
+            past = rerun(batches, again, {}, started, now, inputs=await self._item_inputs(started.parent, item))
+        kept: list[OutcomeKept | RunForked] = []
+        for event in past[0].events:
+            # Not what the run itself did: it reports what came of its items.
+            if isinstance(event, OutcomeKept) and not event.op.startswith("<"):
+                value = await self._base.payloads.load(event.blob, event.value)
+                kept.append(msgspec.structs.replace(event, value=value))
+            elif isinstance(event, RunForked) and event.inputs:
+                kept.append(event)
+        # A repeated attempt finds them there.
+        await self._messages.send_decided(run_id, lambda state: [] if state.kept is not None else kept)
+        return len(kept)
+
+    async def _item_inputs(self, parent: str, item: str) -> dict[str, dict[str, Raw]] | None:
+        """The arguments that a run gives to an item of a chunk, if it was started to run the item with others."""
+        for batch in await self._base.store.journal.read(parent):
+            for event in batch.events:
+                for op, given in (event.inputs or {}).items() if isinstance(event, RunForked) else ():
+                    if op.rpartition("/")[2] == item:
+                        return {item: given}
+        return None
 
     # --- in common ------------------------------------------------------------------------------------------------
 

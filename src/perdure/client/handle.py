@@ -22,6 +22,7 @@ from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplica
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
+from perdure.kernel.values.items import REFERENCE
 from perdure.kernel.values.skips import without_skips
 
 R = TypeVar("R")
@@ -230,6 +231,8 @@ async def run_result(base: StoreClient, row: RunRow, program: Program | None, id
     """How a run ended, as its row tells it: values by the types of its program, exceptions as they were raised."""
     if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
         output = await base.payloads.load(row.output_blob, row.output)
+        if REFERENCE in bytes(output):
+            output = await base.items.whole(output, base.codec.limit)
         returns = program.returns if program is not None and row.status is RunStatus.COMPLETED else Any
         output = Raw(without_skips(output)) if program is None else output
         value = base.codec.decode(output, returns, f"the result of run {id!r}")

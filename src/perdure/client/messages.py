@@ -16,6 +16,7 @@ from perdure.client.state_cache import check_answer, check_signal
 from perdure.engine.turns import Turns
 from perdure.errors import NoSuchRun, StepCancelled, UsageError
 from perdure.kernel import inbound
+from perdure.kernel.chunks import MAP, open_chunks
 from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, generated_id
 from perdure.kernel.inbound import (
@@ -34,6 +35,7 @@ from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.projection import child_path
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.failures import describe
+from perdure.kernel.values.items import has_references
 
 V = TypeVar("V")
 
@@ -108,17 +110,44 @@ class Messages:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
         why = check_text(reason, "the reason", MAX_REASON)
         await self._report_cancelled(id, why)
-        verdict = await self.tell_known(id, lambda state, child: inbound.cancel(state, why, child))
+        chunks: list[str] = []
+
+        def decide(state: RunState, child: str) -> inbound.Events | AlreadyFinished:
+            if state.parked is not None:  # else its owner cancels them
+                chunks[:] = open_chunks(state).values()
+            return inbound.cancel(state, why, child)
+
+        verdict = await self.tell_known(id, decide)
+        for chunk in chunks:
+            await self.cancel(chunk, why)
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
         """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
         why = check_text(reason, "the reason", MAX_REASON)
-        return await self.tell_known(id, lambda state, child: inbound.pause(state, why, child))
+        chunks: list[str] = []
+
+        def decide(state: RunState, child: str) -> inbound.Events | Finished:
+            chunks[:] = open_chunks(state).values()
+            return inbound.pause(state, why, child)
+
+        verdict = await self.tell_known(id, decide)
+        for chunk in chunks:
+            await self.pause(chunk, why)
+        return verdict
 
     async def resume(self, id: str) -> Accepted | Finished:
         """Let a paused run continue."""
-        return await self.tell_known(id, inbound.resume)
+        chunks: list[str] = []
+
+        def decide(state: RunState, child: str) -> inbound.Events | Finished:
+            chunks[:] = open_chunks(state).values()
+            return inbound.resume(state, child)
+
+        verdict = await self.tell_known(id, decide)
+        for chunk in chunks:
+            await self.resume(chunk)
+        return verdict
 
     async def checkpoint(self, id: str) -> int:
         """Make everything durable that a run has done so far, and return the number of the next event.
@@ -147,12 +176,20 @@ class Messages:
 
     async def terminate(self, run_id: str, reason: str) -> None:
         """End a run by an event of its own, whichever orchestrator owns it. Of this and its completion one wins."""
-        await self.send_decided(run_id, lambda state: inbound.terminate(state, reason))
+        chunks: list[str] = []
+
+        def decide(state: RunState) -> inbound.Events | AlreadyFinished:
+            chunks[:] = open_chunks(state).values()
+            return inbound.terminate(state, reason)
+
+        await self.send_decided(run_id, decide)
+        for chunk in chunks:
+            await self.cancel(chunk, reason)
 
     async def _report_cancelled(self, id: str, reason: str) -> None:
         """Where a run is a remote step, report to its parent first: the step may never begin, and report itself."""
         found = await self._base.find(id)
-        if found is not None and found[0].program.startswith(REMOTE) and found[0].finished_at is None:
+        if found is not None and found[0].program.startswith((REMOTE, MAP)) and found[0].finished_at is None:
             run = found[0]
             op = run.id.removeprefix(run.parent + "/")
             error = describe(StepCancelled(op, reason or "its run was cancelled"), self._base.codec)
@@ -162,7 +199,8 @@ class Messages:
         """Send a run the outcome of its remote step, and say whether it counted."""
         if isinstance(outcome, StepSucceeded):
             what = f"the result of {outcome.op}"
-            if not self._base.payloads.fits_inline(len(outcome.value), what):
+            inline = self._base.payloads.fits_inline(len(outcome.value), what) or has_references(bytes(outcome.value))
+            if not inline:
                 outcome = replace(outcome, blob=await self._base.payloads.offload(bytes(outcome.value), what))
         verdict = await self.send_decided(run_id, lambda state: inbound.report(state, outcome))
         return "accepted" if isinstance(verdict, Accepted) else "dropped"

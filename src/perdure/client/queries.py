@@ -34,6 +34,7 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
+from perdure.kernel.chunks import ChunkOutcome, chunk_range, joined_outcomes
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -53,18 +54,20 @@ from perdure.kernel.events import (
     entries,
     moment,
 )
-from perdure.kernel.ids import check_cursor, flaw_of
+from perdure.kernel.ids import check_cursor, flaw_of, step_key
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.resting import questions
 from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.step_records import Missed, StepRecord, began, not_run, op_statuses
+from perdure.kernel.step_records import ChunkRecord, ItemRecord, Missed, StepRecord, began, not_run, op_statuses
+from perdure.kernel.step_records import chunks as chunks_of
 from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
+from perdure.kernel.values.items import KEY, Items, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
 from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
@@ -308,7 +311,14 @@ class Queries:
             end = op.ended
         elif at is not None:
             end = _whole(at, "values(at", 0, "events are numbered from 0")
-        return (await self._checkpoints(run, batches, end, every=False))[-1].values
+        values = (await self._checkpoints(run, batches, end, every=False))[-1].values
+        return {name: self._value(name, value) for name, value in values.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        """A value as it is shown: items are read when they are asked for."""
+        if not isinstance(value, dict) or KEY not in value:
+            return value
+        return self._base.codec.decode(msgspec.json.encode(value), Items, f"the value {name!r}")
 
     async def history(self, id: str) -> Sequence[GraphCheckpoint]:
         """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
@@ -397,13 +407,19 @@ class Queries:
         path = op if not run.root else f"{child_path(run)}/{op}"
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
         batches = await self._base.store.journal.read(run.root or run.run_id)
-        records = items_of(batches, path)
+        records, chunks = items_of(batches, path), chunks_of(batches, path)
         from perdure.kernel.history.fork import ops  # brings replay in, which lists do without
 
-        if not records and path not in (known := ops(batches)):
+        if not records and not chunks and path not in (known := ops(batches)):
             raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])
-        found = [one for one in records if one.index >= start and (status is None or one.status == status)][:limit]
-        load = self._base.payloads.load
+        found: list[ItemRecord] = []
+        for chunk in chunks:
+            if len(found) < limit and chunk.last >= start and chunk.may_have(status):
+                inside = await self._of_chunk(run.root or run.run_id, path, chunk)
+                found += [one for one in inside if one.index >= start and status in (None, one.status)]
+        if not chunks:
+            found = [one for one in records if one.index >= start and status in (None, one.status)]
+        found, load = found[:limit], self._base.payloads.load
         return [
             ItemView(
                 one.index,
@@ -414,6 +430,25 @@ class Queries:
                 one.reason,
             )
             for one in found
+        ]
+
+    async def _of_chunk(self, run_id: str, path: str, chunk: ChunkRecord) -> Sequence[ItemRecord]:
+        """The items of a chunk, from the journal of its run; or, if that was pruned, from the results."""
+        runs, scope = self._base.store.runs, path.rpartition("/")[0]
+        run = await runs.get(chunk.outcome.run) if chunk.outcome is not None else None
+        if run is None and chunk.outcome is None:
+            found = await runs.find(step_key(run_id, chunk.path))
+            run = None if found is None else found[0]
+        if run is not None:
+            batches = await self._base.store.journal.read(run.run_id)
+            records = items_of(batches, path.removeprefix(f"{scope}/") if scope else path)
+            return [replace(one, path=f"{path}[{one.index}]") for one in records]
+        if chunk.outcome is None:
+            return []
+        results = await self._base.items.whole(Raw(reference(chunk.outcome.parts)), FAR)
+        return [
+            ItemRecord(number, f"{path}[{number}]", StepStatus.SUCCEEDED, one)
+            for number, one in enumerate(msgspec.json.decode(results, type=list[Raw]), chunk.first)
         ]
 
     async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
@@ -614,10 +649,14 @@ def _ends(run: RunRow, entry: Entry) -> bool:
 
 
 def _with_items(op: str, value: Any, mapped: dict[str, dict[int, Any]]) -> Any:
-    """The outcome of an op; of an item of a map, the results so far, in their order."""
+    """The outcome of an op; of an item of a map, or a chunk of them, the results so far, in their order."""
     whole, _, index = op.partition("[")
     if not index:
         return value
+    if (numbers := chunk_range(op)) is not None:
+        outcomes = mapped.setdefault(whole, {})
+        outcomes[numbers[0]] = msgspec.json.decode(msgspec.json.encode(value), type=ChunkOutcome)
+        return msgspec.json.decode(joined_outcomes([outcomes[number] for number in sorted(outcomes)]))
     items = mapped.setdefault(whole, {})
     items[int(index[:-1])] = value
     return [items[number] for number in sorted(items)]

@@ -16,6 +16,7 @@ from perdure.client.forking import create_with_past
 from perdure.client.gateway import NewRun, RunGateway, decided
 from perdure.client.handle import Handles, RunHandle
 from perdure.client.messages import Messages
+from perdure.engine.items import stored
 from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import RunStarted
@@ -32,6 +33,7 @@ from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
 from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.program import Program
+from perdure.kernel.values.items import has_references
 
 # How many runs are prepared and put into the store at a time.
 STARTS_AT_ONCE = 1000
@@ -239,9 +241,12 @@ class Starts:
         """The first event: as the program sees it, and as the journal keeps it when the input is large."""
         invocation, durability = request.invocation, request.durability
         encoded = invocation if isinstance(invocation, EncodedInvocation) else None
+        if program is None or program.dataflow is not None:
+            for given in (*invocation.args, *invocation.kwargs.values()):
+                await stored(given, self._base.items, self._base.codec, f"the input of {invocation.name}")
         data = invocation.encode(program, self._base.codec)
         what = f"the input of {invocation.name}"
-        inline = self._base.payloads.fits_inline(len(data), what)
+        inline = self._base.payloads.fits_inline(len(data), what) or has_references(data)
         if durability is not None:
             self._base.store.check_durability(durability_of(durability))
         started = RunStarted(

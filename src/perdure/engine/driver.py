@@ -82,6 +82,7 @@ from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.kernel.values.arguments import named_input, positional_names
 from perdure.kernel.values.failures import describe
+from perdure.kernel.values.items import has_references
 from perdure.kernel.values.raised import contained
 from perdure.ports.appends import OFFLOADABLE, as_kept
 from perdure.ports.journal import Append
@@ -122,8 +123,8 @@ class Driver:
         # Whether everything so far must be durable before anything begins (`checkpoint`).
         self._barrier = False
         self._unsaved = 0
-        # Runs of cancelled remote steps, to be cancelled once that is durable.
-        self._abandoned: list[str] = []
+        # Runs of cancelled remote steps, with the reasons, to be cancelled once that is durable.
+        self._abandoned: dict[str, str] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
         # Commands whose value is being offloaded.
@@ -169,12 +170,12 @@ class Driver:
             self._act()
             self._set_alarm()
 
-    def _given_up_for_good(self) -> list[str]:
+    def _given_up_for_good(self) -> dict[str, str]:
         """Stop attempts whose cancellation is durable; returns the runs of such remote steps, to be cancelled."""
         unsaved = {e.op for e in self.outbox.unsaved() if isinstance(e, StepFailed) and e.cancelled}
         self.attempts.stop_given_up(unsaved)
         keys = {step_key(self.run_id, op) for op in unsaved}
-        return [id for id in self._abandoned if id not in keys]
+        return {id: reason for id, reason in self._abandoned.items() if id not in keys}
 
     def catch_up(self, tail: Sequence[Batch]) -> bool:
         """Fold what other writers have appended; False where the state here is not that of the journal up to there."""
@@ -310,7 +311,7 @@ class Driver:
         except PerdureError as not_kept:
             self._step_failed(call, not_kept)
             return
-        if len(data) > limits.blob:
+        if len(data) > limits.blob and not has_references(data):
             self.attempts.storing[op, call.attempt] = call.command.inputs_hash
             self.offload(data, f"the result of {op}", lambda blob: self._result_stored(call, data, blob, decoded))
             return
@@ -400,7 +401,7 @@ class Driver:
                     self.attempts.plan(planned)
                 if planned.starts or planned.abandoned:
                     self.outbox.starts += planned.starts
-                    self._abandoned += planned.abandoned
+                    self._abandoned |= planned.abandoned
                 self._barrier |= planned.barrier
             wishes, held = self.replay.wishes, self.replay.held
             if self.state.paused is not None:
@@ -539,7 +540,7 @@ class Driver:
         else:
             what, data = "the result of the workflow", wish.value
         try:
-            if self.services.payloads.fits_inline(len(data), what):
+            if self.services.payloads.fits_inline(len(data), what) or has_references(data):
                 return
         except PayloadTooLarge as error:
             self._refuse(wish, error)
@@ -626,8 +627,8 @@ class Driver:
         if attempts.cancels and self.saved:
             attempts.stop_given_up()
         if self._abandoned and self.saved:
-            for id in self._abandoned:
-                self.services.on_abandoned(id)
+            for id, reason in self._abandoned.items():
+                self.services.on_abandoned(id, reason)
             self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
         wait = self._waits or self._barrier

@@ -10,6 +10,7 @@ from itertools import takewhile
 import msgspec
 from msgspec import Raw
 
+from perdure.engine.items import ItemBlobs
 from perdure.errors import Corrupt, PayloadTooLarge, StoreUnavailable
 from perdure.kernel.events import (
     NULL,
@@ -37,6 +38,7 @@ class Payloads:
 
     def __init__(self, blobs: Blobs, limits: Limits) -> None:
         self._blobs = blobs
+        self._items = ItemBlobs(blobs)
         self.limits = limits
 
     def fits_inline(self, size: int, what: str) -> bool:
@@ -102,9 +104,12 @@ class Payloads:
         for event in _events(batches):
             if isinstance(event, RunClaimed | RunResumed) and event.version:
                 started = msgspec.structs.replace(started, version=event.version)
-        if not started.input_blob:
-            return started
-        return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
+        if started.input_blob:
+            started = msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
+        if started.remote is not None and started.remote.map is not None:
+            # Its items may be in blobs, which the program does not read.
+            started = msgspec.structs.replace(started, input=await self._items.of_chunk(started.input))
+        return started
 
 
 def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:

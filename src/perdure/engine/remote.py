@@ -1,4 +1,4 @@
-"""The run that executes a remote step: it makes the attempts, and reports the outcome to its parent.
+"""The runs that execute remote steps, and chunks of maps: they make the attempts, and report the outcome.
 
 The report is the run's last step. It is made again after a crash until the parent's journal has an outcome, and counts
 once there.
@@ -11,8 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-from perdure.errors import NotDecodable, StoreUnavailable
+from perdure.engine.items import ItemBlobs
+from perdure.errors import NotDecodable, StepBailed, StoreUnavailable
+from perdure.kernel.chunks import MAP, ChunkOutcome, ChunkResults
 from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
@@ -28,16 +31,22 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import REMOTE, inputs_hash
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.retry import Retry
-from perdure.kernel.program import Program
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Execution, Program
 from perdure.kernel.values.arguments import call_names, rebound, recorded_call
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import describe
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]
+# Gives a run of a chunk the outcomes of the one that it goes on with, and says how many.
+Keep = Callable[[str, RunStarted], Awaitable[int]]
 
 # Retry while the store is unavailable: the outcome must not be lost.
 _UNTIL_REPORTED = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
-_REPORT = "<report>:0"
+_REPORT, _KEEP = "<report>:0", "<keep>:0"
+# Describes perdure's own errors.
+_PLAIN = Codec()
 
 
 class RemoteStep(Program):
@@ -117,3 +126,110 @@ class RemoteStepRun:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+# --- chunks of maps -------------------------------------------------------------------------------------------------
+
+
+class Chunks(Program):
+    """The program of the runs of chunks: of all maps in the runs of one program."""
+
+    # Their executions are those of graphs.
+    decides = True
+
+    def __init__(self, program: str, programs: Programs, report: Report, keep: Keep, items: ItemBlobs) -> None:
+        self.name = MAP + program
+        self._programs, self.report, self.keep, self.items = programs, report, keep, items
+
+    def graph(self, started: RunStarted) -> Program:
+        """The graph that has the map. Raises UnknownProgram or UnknownVersion."""
+        assert started.remote is not None
+        call = started.remote.map
+        assert call is not None
+        found, before = self._programs.find(call.program, call.version), ""
+        for path, program, version in call.within:
+            found = found.inside(path.removeprefix(before)) or self._programs.find(program, version)
+            before = f"{path}/"
+        return found
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> ChunkRun:
+        """A new execution."""
+        return ChunkRun(self, run_id, self.graph(started).open_chunk(run_id, started, codec, past), started)
+
+
+class ChunkRun:
+    """One chunk: keep what an earlier run had of it, run its items, report what came of them, end."""
+
+    by_data = True
+
+    def __init__(self, program: Chunks, run_id: str, items: Execution, started: RunStarted) -> None:
+        self._program, self._run_id, self._items, self._started = program, run_id, items, started
+        assert started.remote is not None
+        self._op, self._map = started.remote.op, started.remote.map
+        # The beginning of its run, until it has what it keeps; and how it ended, while that is reported.
+        self._began: AnyEvent | None = None
+        self._end: Finish | None = None
+
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
+        """Apply one event, and return the next commands."""
+        if isinstance(event, RunClaimed) and self._map is not None and self._map.past:
+            self._began = event
+            return [self._keeping()]
+        if self._began is not None:
+            if isinstance(event, CancelRequested):
+                return [CancelOp(_KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
+            if isinstance(event, StepFailed):
+                return [Finish(RunStatus.FAILED, error=event.error)]
+            if not isinstance(event, StepSucceeded):
+                return []
+            event, self._began = self._began, None
+        if self._end is None:
+            commands = list(self._items.advance(event, at, decoded))
+            end = commands[-1] if commands else None
+            if isinstance(end, Finish) and end.status is not RunStatus.CANCELLED:
+                self._end = end
+                commands[-1] = self._reporting(end)
+            return commands
+        if isinstance(event, CancelRequested):
+            return [CancelOp(_REPORT), Finish(RunStatus.CANCELLED, reason=event.reason)]
+        if isinstance(event, StepFailed) and event.op == _REPORT:
+            return [Finish(RunStatus.FAILED, error=event.error)]
+        if isinstance(event, StepSucceeded) and event.op == _REPORT:
+            if self._end.status is RunStatus.COMPLETED:
+                return [Finish(RunStatus.COMPLETED, bytes(event.value))]
+            return [self._end]
+        return []
+
+    def _keeping(self) -> RunStep:
+        async def keep() -> int:
+            return await self._program.keep(self._run_id, self._started)
+
+        spec = StepSpec("keep", keep, retry=_UNTIL_REPORTED, asynchronous=True)
+        return RunStep(_KEEP, spec, b"[]", inputs_hash(b""))
+
+    def _reporting(self, end: Finish) -> RunStep:
+        async def report() -> str:
+            return await self._program.report(self._started.parent, await self._outcome(end))
+
+        spec = StepSpec("report", report, retry=_UNTIL_REPORTED, asynchronous=True)
+        return RunStep(_REPORT, spec, b"[]", inputs_hash(end.value))
+
+    async def _outcome(self, end: Finish) -> Outcome:
+        if end.status is RunStatus.BAILED:
+            error = describe(StepBailed(end.reason, None), _PLAIN)
+            return StepFailed(self._op, 1, error, bailed=True, output=Raw(end.value))
+        if end.error is not None:
+            return StepFailed(self._op, 1, end.error)
+        found = msgspec.json.decode(end.value, type=ChunkResults)
+        parts = await self._program.items.parts(found.results)
+        columns = {path: await self._program.items.parts(of) for path, of in found.columns.items()}
+        outcome = ChunkOutcome(parts, columns, self._run_id, found.failed, found.error, found.stopped)
+        return StepSucceeded(self._op, Raw(msgspec.json.encode(outcome)))
+
+    def retires(self, op: str) -> bool:
+        """Whether a recorded op is that of a node that the graph has retired."""
+        return bool(getattr(self._items, "retires")(op))  # noqa: B009 - an execution need not have it
+
+    def close(self) -> None:
+        """Close the items."""
+        self._items.close()

@@ -34,8 +34,8 @@ class Services:
     on_commit: Callable[[Driver, Append], None]
     # Called with an error of the engine in a callback of a run, whose state in memory is then unusable.
     on_broken: Callable[[Driver, Exception], None]
-    # Called with the id of a remote step's run that is no longer waited for.
-    on_abandoned: Callable[[str], None]
+    # Called with the id of a remote step's run that is no longer waited for, and the reason.
+    on_abandoned: Callable[[str, str], None]
     # Called with a program that has a structure, when a child of it begins.
     on_structure: Callable[[Program], None]
     # The default stream mode.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.executor_call import GeneratorJob, Job, Raised
 from perdure.engine.fallback import fall_back
+from perdure.engine.items import ItemBlobs, ItemWriter, collect, collect_in_thread, element, stored
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import AttemptOwner, StepContext, current
@@ -21,6 +22,7 @@ from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.plan import Call
 from perdure.kernel.values.arguments import argument_types
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.items import REFERENCE
 from perdure.kernel.values.raised import contained, pressed
 from perdure.ports.clock import Clock
 
@@ -164,6 +166,8 @@ class StepRunner:
         self._clock = clock
         self._codec = codec
         self.locker = locker
+        # Where the items are that steps take and give.
+        self.items: ItemBlobs | None = None
         self._limit = limit
         self._running = 0
         # Due attempts that wait for the concurrency limit: retries, and those of a takeover.
@@ -182,6 +186,8 @@ class StepRunner:
 
     def make_ready(self, attempt: Attempt) -> None:
         """Prepare an attempt before it is launched."""
+        if REFERENCE in attempt.call.command.inputs:
+            return  # a list may have to be loaded first
         try:
             attempt.arguments = self._arguments(attempt.call.command)
         except BaseException as error:
@@ -247,22 +253,19 @@ class StepRunner:
         try:
             context = attempt.variables.copy()
             context.run(current.set, attempt.context)
-            args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
-            if attempt.call.failed is not None:
-                # A call of a fallback has its own timeout, and no heartbeat.
-                work: Coroutine[Any, Any, Any] = fall_back(
-                    attempt.call,
-                    args,
-                    kwargs,
-                    self._codec,
-                    lambda spec, args, kwargs, begun: self._work(spec, args, kwargs, attempt, context, begun),
-                )
-            elif spec.asynchronous and not spec.generator:
-                work = self._contained(spec.fn, args, kwargs)
+            if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
+                begun = self._when_called(attempt) if attempt.call.failed is None else None
+            work: Coroutine[Any, Any, Any]
+            if spec.items or REFERENCE in attempt.call.command.inputs:
+                work = self._with_items(attempt, context, begun)
             else:
-                if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
-                    begun = self._when_called(attempt)
-                work = self._work(spec, args, kwargs, attempt, context, begun)
+                args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
+                if attempt.call.failed is not None:
+                    work = self._fall_back(args, kwargs, attempt, context)
+                elif spec.asynchronous and not spec.generator:
+                    work = self._contained(spec.fn, args, kwargs)
+                else:
+                    work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
         except BaseException as error:  # a wrong call, arguments that do not decode, or an error of the engine
             task = self.loop.create_future()
@@ -275,6 +278,29 @@ class StepRunner:
                 self._start_timers(attempt, spec.timeout, spec.heartbeat)
         except BaseException as error:  # the outcome of this attempt, not of the one that freed the slot
             attempt.give_up(contained(error))
+
+    def _fall_back(
+        self, args: list[Any], kwargs: dict[str, Any], attempt: Attempt, context: Context
+    ) -> Coroutine[Any, Any, Any]:
+        """A call of a fallback: it has its own timeout, and no heartbeat."""
+        return fall_back(
+            attempt.call,
+            args,
+            kwargs,
+            self._codec,
+            lambda spec, args, kwargs, begun: self._work(spec, args, kwargs, attempt, context, begun),
+        )
+
+    async def _with_items(self, attempt: Attempt, context: Context, begun: Callable[[], None] | None) -> Any:
+        """A call of a step that takes or gives items."""
+        command, spec = attempt.call.command, attempt.call.command.spec
+        assert self.items is not None
+        args, kwargs = self._arguments(await self.items.given(command, self._types(command), self._codec.limit))
+        if attempt.call.failed is not None:
+            made = await self._fall_back(args, kwargs, attempt, context)
+        else:
+            made = await self._work(spec, args, kwargs, attempt, context, begun)
+        return await stored(made, self.items, self._codec, f"the result of {command.op}")
 
     def _start_timers(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
         if attempt.call.failed is not None:
@@ -321,13 +347,25 @@ class StepRunner:
         if spec.asynchronous:
             if begun is not None:
                 begun()
+            if spec.generator and spec.items:
+                return self._contained(collect, [spec.fn, args, kwargs, step, self._writer(attempt)], {})
             if spec.generator:
                 return self._contained(drain, [spec.fn, args, kwargs, step], {})
             return self._contained(spec.fn, args, kwargs)
-        kind = GeneratorJob if spec.generator else Job
-        job = kind(spec.fn, args, kwargs, step, context.copy())
+        if spec.generator and spec.items:
+            assert self.items is not None
+            writing = [spec.fn, args, kwargs, step, self._writer(attempt), self.items]
+            job = Job(collect_in_thread, writing, {}, step, context.copy())
+        else:
+            kind = GeneratorJob if spec.generator else Job
+            job = kind(spec.fn, args, kwargs, step, context.copy())
         job.begun, job.timeout = begun, spec.timeout
         return self._call(job, spec, attempt)
+
+    def _writer(self, attempt: Attempt) -> ItemWriter:
+        assert self.items is not None
+        command = attempt.call.command
+        return ItemWriter(self.items, self._codec, command.op, element(command.spec.returns))
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an async step. sys.exit() fails the step, and does not end the engine."""

@@ -55,6 +55,8 @@ class StepSpec:
     record_inputs: bool = False
     # For a remote step: the policy from call options and rules, which is sent to its worker.
     sent: tuple[tuple[str, Any], ...] = ()
+    # Whether its result is items, which are written to the store as they come.
+    items: bool = False
     # The version of a node: results of another one are not reused.
     version: str = ""
 

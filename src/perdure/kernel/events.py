@@ -18,6 +18,7 @@ from msgspec import Raw
 from perdure.kernel.context import RunContext
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.values.failures import Failure
+from perdure.kernel.values.items import blobs_in
 
 NULL = Raw(b"null")
 
@@ -65,6 +66,20 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         return f"{kind}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
+class MapCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The map of another run of which this run executes a chunk: in which program it is, and in which children there.
+
+    `within` are those children, from the outermost to the innermost: op path, program and version.
+    """
+
+    program: str
+    version: str
+    within: tuple[tuple[str, str, str], ...] = ()
+    # The run_id of an earlier run whose chunk this one goes on with, and the item that runs again all the same.
+    past: str = ""
+    again: str = ""
+
+
 class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """The call of a step in another run: which op of that run it is, and how its arguments are given."""
 
@@ -79,6 +94,8 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     run: RunContext | None = None
     # The answers of `patched()` in the calling body.
     patches: dict[str, bool] | None = None
+    # For the run of a chunk: the map.
+    map: MapCall | None = None
 
 
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
@@ -683,10 +700,12 @@ def mentions_blob(data: bytes) -> bool:
 
 
 def references(events: Iterable[AnyEvent]) -> list[str]:
-    """The ids of the blobs that events refer to, each once; those of snapshots too."""
+    """The ids of the blobs that events refer to, each once; those of snapshots, and of items in their values, too."""
     found: dict[str, None] = {}
     for event in events:
         for name in ("blob", "input_blob"):
             if blob := getattr(event, name, ""):
                 found[blob] = None
+        for name in ("value", "input"):
+            found.update(dict.fromkeys(blobs_in(bytes(getattr(event, name, b"")))))
     return list(found)

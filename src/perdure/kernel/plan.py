@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled, UsageError
+from perdure.kernel.chunks import CHUNK, MAP
 from perdure.kernel.commands import (
     FINISH,
     CancelOp,
@@ -34,6 +35,7 @@ from perdure.kernel.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    MapCall,
     RemoteCall,
     RunFinished,
     RunStarted,
@@ -47,12 +49,12 @@ from perdure.kernel.events import (
     WaitResolved,
     moment,
 )
-from perdure.kernel.history.kept_outcomes import outcome
+from perdure.kernel.history.kept_outcomes import AGAIN, outcome
 from perdure.kernel.ids import REMOTE, entropy_of, is_generated, run_id, step_key
 from perdure.kernel.policies.retry import backoff
 from perdure.kernel.policies.rules import sent_rules
 from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.values.arguments import names_of
+from perdure.kernel.values.arguments import names_of, same_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
 
@@ -87,8 +89,8 @@ class Plan(msgspec.Struct, gc=False):
     starts: list[Start] = msgspec.field(default_factory=list)
     # Whether everything so far must be durable before anything else takes effect.
     barrier: bool = False
-    # The ids of runs of cancelled remote steps.
-    abandoned: list[str] = msgspec.field(default_factory=list)
+    # The ids of runs of cancelled remote steps, with the reasons.
+    abandoned: dict[str, str] = msgspec.field(default_factory=dict)
     # Whether something that is due waits for a concurrency limit.
     held: bool = False
 
@@ -130,7 +132,7 @@ def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
                 events += [CancelRequested(one.reason, one.op, given_up=True) for one in given_up]
                 # Folding this cancels the children, which may withdraw their other commands: plan those later.
                 break
-            _cancel(state, command.op, "the workflow no longer waits for it", result)
+            _cancel(state, command.op, command.reason or "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value, command.source))
             # Work done under a lock is stored before the lock is released.
@@ -275,6 +277,9 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
     if command.refused is not None:
         result.events.append(StepFailed(op, 1, command.refused))
         return
+    if command.spec.queue == CHUNK:
+        _start_chunk(state, command, now, result)
+        return
     skip = command.spec.on_failure == "skip"
     started = RunStarted(
         id=step_key(state.run_id, op),
@@ -299,6 +304,47 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
             command.patches,
         ),
         rules=sent_rules(command.spec),
+    )
+    result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
+    result.barrier = True
+
+
+def _start_chunk(state: RunState, command: RunStep, now: float, result: Plan) -> None:
+    """Start the run of a chunk: its items have the op paths and the idempotency keys that they would have here."""
+    began, op = state.started, command.op
+    assert began is not None
+    # A run that keeps outcomes of another has its chunks go on where those of the other ended.
+    past, again = began.memo if not began.forked_from else "", ""
+    kept = state.kept.entries.get(op) if state.kept is not None else None
+    if kept is not None and kept.kind == AGAIN and same_call(kept.inputs, command):
+        past, again = began.forked_from, kept.by
+    path = inner = state.child_of(op)
+    within: list[tuple[str, str, str]] = []
+    while inner:
+        child = state.children[inner].started
+        within.insert(0, (inner, child.program, child.version))
+        inner = state.child_of(inner)
+    started = RunStarted(
+        id=step_key(state.run_id, op),
+        program=MAP + began.program,
+        version="",
+        input=NULL if command.blob else Raw(command.inputs),
+        input_blob=command.blob,
+        durability=began.durability,
+        deadline=state.deadline_of(op),
+        parent=state.run_id,
+        tags=began.tags,
+        rules=began.rules,
+        keys=step_key(state.keys, path) if path else state.keys,
+        max_rounds=began.max_rounds,
+        memo=began.memo if not began.forked_from else "",
+        exact=2,
+        remote=RemoteCall(
+            op,
+            run=without_tags(run_context(state, path)),
+            patches=command.patches,
+            map=MapCall(began.program, began.version, tuple(within), past, again),
+        ),
     )
     result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
     result.barrier = True
@@ -339,7 +385,7 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
         result.events.append(ChildFinished(op, RunStatus.CANCELLED, reason=reason))
         return
     if open_op.kind == "remote":
-        result.abandoned.append(step_key(state.run_id, op))
+        result.abandoned[step_key(state.run_id, op)] = reason
     if open_op.kind in ("step", "remote"):
         error = describe(StepCancelled(op, reason), _PLAIN)
         result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True))

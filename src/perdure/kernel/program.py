@@ -142,6 +142,14 @@ class Program(Protocol):
         """A new execution; `past` is the patch history of its journal."""
         ...
 
+    def open_chunk(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
+        """A new execution of a chunk of one of its maps: see kernel/chunks.py. It ends with `ChunkResults`."""
+        raise UsageError(f"{self.name} has no maps")
+
+    def inside(self, op: str) -> Program | None:
+        """The program of a child at an op path, if that is a part of this one, which engines need not know by name."""
+        return None
+
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments of a call as JSON. Raises TypeError for a call that does not fit, if that is known."""
         return encode_arguments(self.name, args, kwargs, codec)

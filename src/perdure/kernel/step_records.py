@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Raw
 
+from perdure.kernel.chunks import ChunkOutcome, chunk_range
 from perdure.kernel.events import (
     NULL,
     AttemptFailed,
@@ -215,7 +216,7 @@ def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
     found: dict[str, ItemRecord] = {}
     for event in (event for batch in batches for event in batch.events):
         path = getattr(event, "op", "")
-        if not path.startswith(f"{op}[") or not path.endswith("]") or "/" in path[len(op) :]:
+        if not _is_item(path, op) or chunk_range(path) is not None:
             continue
         item = found.setdefault(path, ItemRecord(int(path[len(op) + 1 : -1]), path))
         if isinstance(event, StepSucceeded | ChildFinished):
@@ -227,6 +228,47 @@ def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
             item.error = event.error
             item.status = StepStatus.SKIPPED if isinstance(event, StepSkipped) else StepStatus.FAILED
     return sorted(found.values(), key=lambda item: item.index)
+
+
+def _is_item(path: str, op: str) -> bool:
+    return path.startswith(f"{op}[") and path.endswith("]") and "/" not in path[len(op) :]
+
+
+class ChunkRecord(msgspec.Struct):
+    """One chunk of a map, with the numbers of its first and its last item."""
+
+    path: str
+    first: int
+    last: int
+    status: StepStatus = StepStatus.RUNNING
+    outcome: ChunkOutcome | None = None
+
+    def may_have(self, status: StepStatus | str | None) -> bool:
+        """Whether there may be items in this status; None: in any."""
+        if self.outcome is None or status is None:
+            return True
+        if status == StepStatus.FAILED:
+            return self.outcome.failed > 0
+        return status != StepStatus.RUNNING
+
+
+def chunks(batches: Iterable[Batch], op: str) -> list[ChunkRecord]:
+    """The chunks of a map that have begun, in their order."""
+    found: dict[str, ChunkRecord] = {}
+    for event in (event for batch in batches for event in batch.events):
+        path = getattr(event, "op", "")
+        numbers = chunk_range(path) if _is_item(path, op) else None
+        if numbers is None:
+            continue
+        chunk = found.setdefault(path, ChunkRecord(path, *numbers))
+        if isinstance(event, StepStarted):
+            chunk.status, chunk.outcome = StepStatus.RUNNING, None
+        elif isinstance(event, StepSucceeded):
+            chunk.status = StepStatus.SUCCEEDED
+            chunk.outcome = msgspec.json.decode(event.value, type=ChunkOutcome)
+        elif isinstance(event, StepFailed):
+            chunk.status = StepStatus.FAILED
+    return sorted(found.values(), key=lambda chunk: chunk.first)
 
 
 def op_statuses(batches: Iterable[Batch]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
+from perdure.engine.remote import Chunks
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
 from perdure.errors import (
@@ -431,6 +432,8 @@ class Loader:
     ) -> Replay:
         def rules(program: Program) -> Resolver | None:
             # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
+            if isinstance(program, Chunks):
+                program = program.graph(started)
             ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
             return resolver(NONE if ours else self._rules, program.rules, started, program.name)
 
@@ -731,8 +734,8 @@ class Loader:
             if not isinstance(outcome, Appended):
                 missed.append(state.run_id)
                 continue
-            for id in planned.abandoned:
-                self._observer.abandoned(id)
+            for id, reason in planned.abandoned.items():
+                self._observer.abandoned(id, reason)
             self._locks.ended(state.run_id)
             self._observer.finished(row(state))
             if self._observer.completed is not None:

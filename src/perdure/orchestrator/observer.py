@@ -26,7 +26,7 @@ class Observer:
     # A run has ended by what was written here.
     completed: Callable[[RunRow], None] | None = None
     # A remote step was cancelled: the run of this id is no longer awaited.
-    abandoned: Callable[[str], None] = _ignore
+    abandoned: Callable[[str, str], None] = _ignore
 
 
 class Wakeups:

@@ -12,7 +12,7 @@ from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
 
 # Events whose value the program gets whole, and that the journal may have offloaded.
-OFFLOADABLE = frozenset({ChildStarted, ChildFinished, StepSucceeded})
+OFFLOADABLE = frozenset({ChildStarted, ChildFinished, StepSucceeded, OutcomeKept})
 
 
 def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:

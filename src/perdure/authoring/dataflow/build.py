@@ -5,8 +5,9 @@ Everything here is iterative, and linear in the number of nodes and edges: a gra
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -32,6 +33,7 @@ from perdure.authoring.dataflow.plan import (
 from perdure.errors import GraphInvalid, GraphProblem, InvalidName
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
+from perdure.kernel.values.items import Items
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -118,6 +120,34 @@ def build(drafts: Sequence[Draft], options: Options) -> Built:
     return _Builder(drafts, options).build()
 
 
+def with_items(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, of which generators that feed a map, or a step that takes items, give items."""
+    wanted, refused = set[int](), set[int]()
+    for node in nodes:
+        for argument in node.arguments:
+            made = {output.node for output in outputs_in(argument.source) if not output.path}
+            if argument.name in (node.mapped.over if node.mapped is not None else ()) or is_items(argument.type):
+                wanted |= made if isinstance(argument.source, Output) else set()
+            # The orchestrator decodes what decides, and workflows in code get their arguments whole.
+            elif node.kind in ("gate", "wait") or (node.program is not None and not node.program.decides):
+                refused |= made
+        if node.when is not None:
+            refused.update(output.node for one in node.when.arguments for output in outputs_in(one.source))
+    found = list(nodes)
+    for number in wanted - refused:
+        node = found[number]
+        if node.spec is not None and node.spec.generator and node.mapped is None:
+            of = (get_args(node.spec.returns) or (Any,))[0]
+            spec = dataclasses.replace(node.spec, items=True, returns=Items[of])  # type: ignore[valid-type]
+            found[number] = msgspec.structs.replace(node, spec=spec, returns=spec.returns)
+    return found
+
+
+def is_items(annotation: Any) -> bool:
+    """Whether a parameter takes items."""
+    return annotation is Items or get_origin(annotation) is Items or any(map(is_items, get_args(annotation)))
+
+
 class _Builder:
     def __init__(self, drafts: Sequence[Draft], options: Options) -> None:
         self._drafts, self._options = drafts, options
@@ -144,7 +174,7 @@ class _Builder:
         self._wire()
         self._find_loops()
         self._check_exclusive()
-        nodes = [self._node(number, draft) for number, draft in enumerate(self._drafts)]
+        nodes = with_items([self._node(number, draft) for number, draft in enumerate(self._drafts)])
         results = self._results()
         self._check_bounds()
         self._stop_at_problems()

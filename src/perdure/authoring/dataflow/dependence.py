@@ -37,7 +37,7 @@ class Dependence(Dataflow):
     def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
         """The ops that depend on the outcome of the one at this path; not that op itself."""
         first, _, rest = path.partition("/")
-        name, turn = _turn(first)
+        name, turn = turn_of(first)
         number = self._numbers.get(name)
         if number is None:
             return set()
@@ -56,7 +56,7 @@ class Dependence(Dataflow):
         found = set[str]()
         for number, node in enumerate(self._plan.nodes):
             if any(_takes(argument.source, name) for argument in _arguments(node)):
-                found |= {op for op in ops if self._numbers.get(_turn(op.partition("/")[0])[0]) == number}
+                found |= {op for op in ops if self._numbers.get(turn_of(op.partition("/")[0])[0]) == number}
                 found |= self._behind(number, -1, -1, ops)
         return found
 
@@ -67,7 +67,7 @@ class Dependence(Dataflow):
     def type_of(self, path: str) -> Any:
         """The type of the outcome of an op; Any if it is not known."""
         first, _, rest = path.partition("/")
-        number = self._numbers.get(_turn(first)[0])
+        number = self._numbers.get(turn_of(first)[0])
         if number is None:  # a node that the plan has retired
             return Any
         node = self._plan.nodes[number]
@@ -84,13 +84,13 @@ class Dependence(Dataflow):
         latest = (
             (at, op, makers[number])
             for op, at in ops.items()
-            if "/" not in op and "[" not in op and (number := self._numbers.get(_turn(op)[0])) in makers
+            if "/" not in op and "[" not in op and (number := self._numbers.get(turn_of(op)[0])) in makers
         )
         found = max(latest, default=None)
         if found is None:
             return None
         _, op, path = found
-        node = self._plan.nodes[self._numbers[_turn(op)[0]]]
+        node = self._plan.nodes[self._numbers[turn_of(op)[0]]]
         flow = None if node.program is None or node.mapped is not None else node.program.dataflow
         if isinstance(flow, Dependence):
             inside = flow._of_result(
@@ -113,7 +113,7 @@ class Dependence(Dataflow):
     def named(self, op: str, outcome: Any) -> dict[str, Any]:
         """The values by name that the outcome of an op holds, as plain JSON."""
         encoded = Value(msgspec.json.encode(outcome))
-        made = self._made.get(self._numbers.get(_turn(op)[0], -1), ())
+        made = self._made.get(self._numbers.get(turn_of(op)[0], -1), ())
         parts = {name: encoded.part(path) for name, path in made}
         return {name: msgspec.json.decode(part.data) for name, part in parts.items() if part is not None}
 
@@ -128,7 +128,7 @@ class Dependence(Dataflow):
         region = self._plan.region
         found = set[str]()
         for op, at in ops.items():
-            name, other_turn = _turn(op.partition("/")[0])
+            name, other_turn = turn_of(op.partition("/")[0])
             other = self._numbers.get(name)
             if other is None or other not in ever:
                 continue
@@ -173,7 +173,7 @@ class Dependence(Dataflow):
         return found
 
 
-def _turn(op: str) -> tuple[str, int]:
+def turn_of(op: str) -> tuple[str, int]:
     """The name and the turn in an op path: `fetch` and 0 of `fetch:0[17]`."""
     name, _, number = op.partition(":")
     turn = number.partition("[")[0]

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.changes import explain
+from perdure.authoring.dataflow.maps import ChunkMap, ItemMap, chunk_size, columns_of, most_failures, window_of
 from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
@@ -39,6 +40,7 @@ from perdure.errors import (
     SignalTimeout,
     UsageError,
 )
+from perdure.kernel.chunks import DRAIN
 from perdure.kernel.commands import (
     UNDECODED,
     CancelOp,
@@ -75,8 +77,8 @@ from perdure.kernel.values.value_versions import VERSION_KEY
 # What has become of a node in this round. From FAILED on, nodes that need it cannot run.
 WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
 _NONE = Value(b"null")
-# Why a graph ends that is a node of another: it lets end what runs, and gives up what waits.
-DRAIN = "something beside it failed"
+# Why an item is cancelled that comes after one with which the map ends.
+NOT_NEEDED = "no further item is needed"
 
 
 class AnswerReader(msgspec.Struct, frozen=True):
@@ -90,28 +92,6 @@ class AnswerReader(msgspec.Struct, frozen=True):
     def __call__(self, value: Raw, *, exact: bool = False) -> Any:
         decode = self.codec.decode_exact if exact else self.codec.decode
         return decode(value, self.type, f"the answer to the approval {self.name!r} taken by {self.op}")
-
-
-class Items:
-    """A map under way: one node, the items that it runs for, and what has come of them."""
-
-    __slots__ = ("arguments", "columns", "count", "end", "failed", "failure", "next", "op", "results", "running")
-
-    def __init__(self, op: str, arguments: dict[str, Value], columns: dict[str, list[Raw]], count: int) -> None:
-        # Of a map of 100,000 items nothing is kept but bytes.
-        self.op, self.arguments, self.columns, self.count = op, arguments, columns, count
-        self.results: list[bytes | None] = [None] * count
-        # The item to begin next, and the one after the last that is needed.
-        self.next, self.end = 0, count
-        self.running = self.failed = 0
-        self.failure: Failure | None = None
-
-    def of(self, index: int) -> dict[str, Value]:
-        """The arguments of an item."""
-        return {
-            name: Value(self.columns[name][index]) if name in self.columns else value
-            for name, value in self.arguments.items()
-        }
 
 
 class DataflowExecution:
@@ -155,7 +135,7 @@ class DataflowExecution:
         # Open ops, by path; and how many of them end by themselves: steps and children.
         self._open: dict[str, int] = {}
         self._running = 0
-        self._maps: dict[int, Items] = {}
+        self._maps: dict[int, ItemMap | ChunkMap] = {}
         # While a turn is prepared: the nodes that had no value for it, and the first whose value is required.
         self._lost: list[int] = []
         self._missing = -1
@@ -245,7 +225,7 @@ class DataflowExecution:
         if event.bailed:
             self._finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
         elif number in self._maps:
-            self._item_failed(number, event.error)
+            self._item_failed(number, event.op, event.error)
         else:
             self._failed(number, event.error)
 
@@ -294,15 +274,22 @@ class DataflowExecution:
             error = RunCancelled(f"{self._started.id}/{event.op}", event.reason or None)
             failure = describe(error, self._codec)
         if number in self._maps:
-            self._item_failed(number, failure)
+            self._item_failed(number, event.op, failure)
         else:
             self._failed(number, failure)
 
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
         self._cancelled, self._stopping = event, True
+        self._give_up_chunks(event.reason or "the run is cancelled")
         for op, number in self._open.items():
             if self._plan.nodes[number].kind == "child" and (event.reason != DRAIN or self._can_drain(number)):
                 self._commands.append(CancelOp(op, event.reason or "the run is cancelled"))
+
+    def _give_up_chunks(self, reason: str) -> None:
+        """Cancel the chunks of maps, which are runs of their own; to drain, those let end what runs."""
+        for under_way in self._maps.values():
+            if isinstance(under_way, ChunkMap):
+                self._cancel_all(under_way.give_up(), reason)
 
     def _can_drain(self, number: int) -> bool:
         """Whether a node is a child that ends by itself when it is told to: another graph."""
@@ -570,92 +557,93 @@ class DataflowExecution:
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         mapped = node.mapped
         assert mapped is not None
-        columns: dict[str, list[Raw]] = {}
         try:
-            for name in mapped.over:
-                if name not in arguments:
-                    raise UsageError(f"{op} is mapped over {name!r}, which has no value; give it a list")
-                columns[name] = self._column(op, name, arguments[name])
-            lengths = {name: len(column) for name, column in columns.items()}
-            if len(set(lengths.values())) > 1:
-                shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-                raise UsageError(f"{op} is mapped over lists of different lengths: {shown}; they must agree")
+            columns = columns_of(op, mapped.over, arguments)
         except UsageError as error:
             self._failed(number, describe(error, self._codec))
             return
-        count = next(iter(lengths.values()))
-        self._commands.append(RecordValue(op, "map", Raw(msgspec.json.encode({"n": count})), node.where))
+        count = next(iter(columns.values())).length
+        size = chunk_size(mapped, columns, count, self._decision(op))
+        window, most = window_of(node), most_failures(mapped, count)
+        shape = {"n": count} if size is None else {"n": count, "chunk": size}
+        self._commands.append(RecordValue(op, "map", Raw(msgspec.json.encode(shape)), node.where))
         self._status[number] = OPEN
-        self._maps[number] = Items(op, arguments, columns, count)
+        if size is None:
+            self._maps[number] = ItemMap(op, arguments, columns, window, most, count)
+        else:
+            window = min(window, self._started.max_concurrency or window)
+            self._maps[number] = ChunkMap(op, arguments, columns, size, window, most, count)
         self._go_on(number)
-
-    def _column(self, op: str, name: str, value: Value) -> list[Raw]:
-        try:
-            return value.elements()
-        except msgspec.MsgspecError:
-            raise UsageError(
-                f"{op} is mapped over {name!r}, and its value is no list: {value.data[:80].decode(errors='replace')}"
-            ) from None
 
     def _go_on(self, number: int) -> None:
         """Begin items within the limit; the map has ended when none is left."""
-        node, items = self._plan.nodes[number], self._maps[number]
-        mapped = node.mapped
+        node, under_way = self._plan.nodes[number], self._maps[number]
+        if isinstance(under_way, ChunkMap):
+            for command in under_way.begin(node, self.patches):
+                self._open[command.op] = number
+                self._running += 1
+                self._commands.append(command)
+            running = len(under_way.open)
+        else:
+            for op, arguments in under_way.begin():
+                self._call(number, node, op, arguments)
+            running = under_way.running
+        if running:
+            return
+        del self._maps[number]
+        if under_way.failure is not None:
+            self._failed(number, under_way.failure)
+        elif isinstance(under_way, ChunkMap):
+            self._done(number, under_way.result)
+        else:
+            self._items_done(number, under_way)
+
+    def _items_done(self, number: int, items: ItemMap) -> None:
+        mapped = self._plan.nodes[number].mapped
         assert mapped is not None
-        if items.failure is None:
-            room = (mapped.limit or _window(node)) - items.running
-            while items.next < items.end and room > 0:
-                index, room = items.next, room - 1
-                items.next += 1
-                items.running += 1
-                self._call(number, node, f"{items.op}[{index}]", items.of(index))
-            if not items.running:
-                del self._maps[number]
-                # An item without a result has failed, or was skipped.
-                found = [one or b"null" for one in items.results[: items.end] if one or mapped.on_error == "none"]
-                self._done(number, Value(b"[%b]" % b",".join(found)))
-        elif not items.running:
-            del self._maps[number]
-            self._failed(number, items.failure)
+        self._done(number, Value(b"[%b]" % b",".join(items.found(with_none=mapped.on_error == "none"))))
 
     def _item_done(self, number: int, op: str, value: Value | None) -> None:
-        """An item has ended; without a value, it was skipped."""
-        items, mapped = self._maps[number], self._plan.nodes[number].mapped
+        """An item, or a chunk of them, has ended; without a value, it was skipped."""
+        under_way, mapped = self._maps[number], self._plan.nodes[number].mapped
         assert mapped is not None
-        index = int(op[op.rindex("[") + 1 : -1])
-        items.running -= 1
-        items.results[index] = None if value is None else value.data
-        if value is not None and mapped.until is not None and index < items.end:
+        if isinstance(under_way, ChunkMap):
+            assert value is not None
+            self._cancel_all(under_way.ended(op, value), NOT_NEEDED if under_way.failure is None else DRAIN)
+            self._go_on(number)
+            return
+        index = under_way.ended(op, value)
+        if value is not None and mapped.until is not None and index < under_way.end:
             try:
                 returns = self._plan.nodes[number].returns
                 if mapped.until(self._codec.decode(value.data, returns, f"the result of {op}")):
-                    self._end_early(number, items, index + 1)
+                    self._end_early(under_way, index + 1)
             except Exception as error:
-                items.failure = items.failure or describe(error, self._codec)
+                under_way.failure = under_way.failure or describe(error, self._codec)
         self._go_on(number)
 
-    def _end_early(self, number: int, items: Items, end: int) -> None:
+    def _end_early(self, items: ItemMap, end: int) -> None:
         """No item from `end` on is needed."""
-        for index in range(end, items.next):
-            if self._open.pop(op := f"{items.op}[{index}]", None) is not None:
-                self._running -= 1
-                items.running -= 1
-                self._commands.append(CancelOp(op, "no further item is needed"))
+        unneeded = [f"{items.op}[{items.first + index}]" for index in range(end, items.next)]
+        open_ones = [op for op in unneeded if op in self._open]
+        items.running -= len(open_ones)
+        self._cancel_all(open_ones, NOT_NEEDED)
         items.end = end
 
-    def _item_failed(self, number: int, failure: Failure) -> None:
-        items, mapped = self._maps[number], self._plan.nodes[number].mapped
-        assert mapped is not None
-        items.running -= 1
-        items.failed += 1
-        most: float = items.count
-        if mapped.on_error == "fail":
-            most = 0
-        elif mapped.tolerate is not None:
-            most = mapped.tolerate * items.count if isinstance(mapped.tolerate, float) else mapped.tolerate
-        if items.failed > most:
-            items.failure = items.failure or failure
+    def _item_failed(self, number: int, op: str, failure: Failure) -> None:
+        under_way = self._maps[number]
+        if isinstance(under_way, ChunkMap):
+            self._cancel_all(under_way.failed_with(op, failure), DRAIN)
+        else:
+            under_way.failed_with(failure)
         self._go_on(number)
+
+    def _cancel_all(self, ops: Iterable[str], reason: str) -> None:
+        """Cancel open ops of maps, whose outcomes no longer matter."""
+        for op in ops:
+            del self._open[op]
+            self._running -= 1
+            self._commands.append(CancelOp(op, reason))
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 
@@ -711,6 +699,7 @@ class DataflowExecution:
             self._ended(number)
         elif not self._stopping:
             self._stopping = True
+            self._give_up_chunks(DRAIN)
             self._commands += [CancelOp(op, DRAIN) for op, child in self._open.items() if self._can_drain(child)]
 
     def _ended(self, number: int) -> None:
@@ -814,11 +803,6 @@ class DataflowExecution:
         if skipped:
             found[SKIPS] = Value(msgspec.json.encode(skipped))
         return as_object(found)
-
-
-def _window(node: Node) -> int:
-    """How many items of a map may be under way if it says no limit: children cost more, unless they wait for people."""
-    return 100 if node.program is not None and not node.program.asks else 1000
 
 
 def _readers(plan: Plan) -> list[int]:

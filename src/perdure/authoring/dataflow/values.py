@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.plan import EACH, PRESENT, Path
+from perdure.kernel.chunks import column
 from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
 from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.items import REFERENCE, Items
 from perdure.kernel.values.skips import why_no_result
 from perdure.kernel.values.types import name_of
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
@@ -48,6 +50,9 @@ class Value:
     def part(self, path: Path) -> Value | None:
         """A part of the value; None if there is none."""
         value = self
+        if path and self.data.startswith(REFERENCE):
+            found = column(self.data, path_key(path))
+            return None if found is None else Value(found)
         for depth, key in enumerate(path):
             try:
                 if key in (EACH, PRESENT):
@@ -65,6 +70,11 @@ class Value:
 _NULL = Value(b"null")
 
 
+def path_key(path: Path) -> str:
+    """A path as text."""
+    return msgspec.json.encode(path).decode()
+
+
 class OrSkipped(OwnDecoder):
     """How the stored result of a program is read whose output may have been skipped: then it is None."""
 
@@ -76,8 +86,15 @@ class OrSkipped(OwnDecoder):
 
     def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
         """The function that decodes a result."""
-        decode = codec.unchecked(self.type, "a result")
+        decode = or_items(self.type, codec, codec.unchecked(self.type, "a result"))
         return lambda data: decode(data) if why_no_result(data) is None else None
+
+
+def or_items(type: Any, codec: Codec, decode: Callable[[bytes | Raw], Any]) -> Callable[[bytes | Raw], Any]:
+    """A function that decodes a value, and gives a list as items where it is a reference to them."""
+    of = (get_args(type) or (Any,))[0]
+    items = codec.unchecked(Items[of], "a result")  # type: ignore[valid-type]
+    return lambda data: items(data) if bytes(data).startswith(REFERENCE) else decode(data)
 
 
 def joined(values: Sequence[Value]) -> bytes:

@@ -21,7 +21,8 @@ from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step
 from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, reached
-from perdure.authoring.dataflow.dependence import Dependence
+from perdure.authoring.dataflow.chunks import ChunkExecution
+from perdure.authoring.dataflow.dependence import Dependence, turn_of
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.manifest import Manifest, manifest_of
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
@@ -31,7 +32,7 @@ from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
-from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
+from perdure.errors import GraphInvalid, GraphProblem, NotDecodable, UnknownProgram
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
@@ -43,6 +44,7 @@ from perdure.kernel.policies.rules import NONE, Rules, RulesLike, combine, rules
 from perdure.kernel.policies.versions import check_accepts
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.items import parts_of
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of as type_name
 
@@ -475,6 +477,8 @@ class Graph(Program, Generic[P, R]):
         """Raise NotDecodable for stored input that does not fit."""
         given = codec.decode(input, dict[str, Raw], f"the input of {self.name}")
         for name, needed in self._needed.items():
+            if name in given and parts_of(given[name]) is not None:
+                continue  # items are checked where they are read
             if name in given:
                 codec.decode(given[name], needed.type, f"the input {name} of {self.name}")
             elif needed.required:
@@ -548,6 +552,22 @@ class Graph(Program, Generic[P, R]):
                 self.check_input(started.input, codec)
                 return DataflowExecution(self.plan, msgspec.structs.replace(started, input=Raw(renamed)), codec, past)
         return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec))
+
+    def open_chunk(
+        self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
+    ) -> ChunkExecution:
+        """A fresh execution of a chunk of one of its maps."""
+        assert started.remote is not None
+        name, turn = turn_of(started.remote.op.rpartition("/")[2])
+        name = self._options.renamed.get(name, name)
+        if name not in self._numbers or self.plan.nodes[self._numbers[name]].mapped is None:
+            raise UnknownProgram(f"{self.name}, with the map {name!r}", ())
+        return ChunkExecution(self.plan, self.plan.nodes[self._numbers[name]], turn, started, codec, past)
+
+    def inside(self, op: str) -> Program | None:
+        """The program of a node."""
+        number = self._numbers.get(turn_of(op)[0])
+        return None if number is None else self.plan.nodes[number].program
 
 
 def _ruled(plan: Plan, rules: Rules) -> Plan:

@@ -29,6 +29,7 @@ from perdure.kernel.ids import WrongValue, check_text
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.program import Program
 from perdure.kernel.streams import StreamMode
+from perdure.kernel.values.items import Items
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +133,8 @@ class Node(Step[P, R]):
         """The node, to be wired."""
         spec, wiring = self.spec, self.wiring
         wants, problems = parameters(spec.fn, dict(spec.types), wiring.inputs)
+        if get_origin(spec.returns) is Items:
+            spec = dataclasses.replace(spec, items=True)
         if spec.name != wiring.name or self.version:
             spec = dataclasses.replace(spec, name=wiring.name, version=self.version)
         outputs = (wiring.name,) if self.outputs is None else self.outputs

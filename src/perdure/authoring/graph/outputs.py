@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.step import Step
+from perdure.authoring.dataflow.values import or_items
 from perdure.authoring.graph.nodes import Node
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.values.codec import Codec, OwnDecoder
@@ -101,7 +102,10 @@ class OutputsForm(OwnDecoder):
 
     def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
         """The function that decodes a result."""
-        decoders = {name: codec.decoder(type, f"the value {name!r}") for name, type in self._types.items()}
+        decoders = {
+            name: or_items(type, codec, codec.decoder(type, f"the value {name!r}"))
+            for name, type in self._types.items()
+        }
         split = msgspec.json.Decoder(dict[str, Raw]).decode
         plain = msgspec.json.decode
 

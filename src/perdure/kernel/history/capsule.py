@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import InvalidCapsule, PerdureError, UsageError
-from perdure.kernel.events import AnyEvent, Batch, ChildStarted, RunFinished, RunStarted, SnapshotTaken
+from perdure.kernel.events import AnyEvent, Batch, ChildStarted, RunFinished, RunStarted, SnapshotTaken, references
 from perdure.kernel.ids import check_id
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
@@ -285,7 +285,7 @@ def blobs_of(batches: list[Batch]) -> list[str]:
     for batch in batches:
         for event in batch.events:
             if not isinstance(event, SnapshotTaken):
-                found.update(dict.fromkeys(blob for name in _BLOBS if (blob := getattr(event, name, ""))))
+                found.update(dict.fromkeys(references([event])))
     return list(found)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import NoSuchOp, UsageError
+from perdure.kernel.chunks import ChunkOutcome, chunk_range
 from perdure.kernel.context import RunContext, started_context, without_tags
 from perdure.kernel.events import (
     NULL,
@@ -126,6 +127,9 @@ def ops(batches: Iterable[Batch]) -> dict[str, Op]:
 
 
 def _failure(event: AnyEvent) -> Failure | None:
+    if isinstance(event, StepSucceeded) and chunk_range(event.op) is not None:
+        # The first of its items that failed: with those of other chunks, they may be too many.
+        return msgspec.json.decode(event.value, type=ChunkOutcome).error
     if isinstance(event, StepFailed):
         return None if event.cancelled else event.error
     if isinstance(event, ChildFinished):

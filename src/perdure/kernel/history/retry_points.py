@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import CannotRetry, UsageError
+from perdure.kernel.chunks import CHUNK, chunk_range
 from perdure.kernel.commands import FINISH, Finish, OpenWait, RunStep
 from perdure.kernel.events import (
     AnyEvent,
@@ -232,13 +233,14 @@ def rerun(
     *,
     end: int | None = None,
     inputs: dict[str, dict[str, Raw]] | None = None,
+    items: Mapping[str, str] | None = None,
 ) -> list[Batch]:
     """The first batch of a run that keeps the outcomes of another, except for the ops `again`, which run again.
 
     `values` are other outcomes for some ops; `inputs` other arguments; nothing from event `end` on is kept. What failed
-    runs again, too.
+    runs again, too. `items` are the items that run again in chunks, by the op of the chunk.
     """
-    past, kinds = _Outcomes(started), {path: op.kind for path, op in ops(batches).items()}
+    past, found = _Outcomes(started), ops(batches)
     end = end_of(batches) if end is None else end
     for seq, at, event in numbered(batches):
         op = getattr(event, "op", "")
@@ -246,8 +248,10 @@ def rerun(
         past.fold(event, at, kept=seq < end and op not in again, withdrawn=failed)
     for op in again:
         past.recorded.pop(op, None)
+    for op, item in (items or {}).items():
+        past.run_item(op, found[op].inputs, item)
     for op, value in values.items():
-        past.replace(op, kinds[op], value)
+        past.replace(op, found[op].kind, value)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
     forked = RunForked(started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from))
@@ -298,6 +302,9 @@ class _Outcomes:
             if event.attempt == 1:
                 self._inputs[event.op] = event.inputs
                 self._versions[event.op] = event.version
+                if event.queue == CHUNK:
+                    # Until it has ended: its run goes on with the items that this one lacks.
+                    return OutcomeKept(event.op, AGAIN, event.inputs)
         elif isinstance(event, ChunkAppended):
             chunks = self._chunks.setdefault(event.op, [])
             if event.restart:
@@ -320,6 +327,8 @@ class _Outcomes:
     def _step(self, event: StepSucceeded | StepSkipped | StepFailed, withdrawn: bool) -> OutcomeKept | None:
         op, inputs = event.op, self._inputs.get(event.op, "")
         chunks = tuple(self._chunks.get(op, ()))
+        if isinstance(event, StepSucceeded) and withdrawn and chunk_range(op) is not None:
+            return OutcomeKept(op, AGAIN, inputs)  # too many of its items have failed
         if isinstance(event, StepSucceeded):
             # Only where results are reused by their arguments does the version of a node count.
             version = self._versions.get(op, "") if self._started.memo else ""
@@ -327,12 +336,16 @@ class _Outcomes:
         if isinstance(event, StepSkipped):
             return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
         if event.cancelled:
-            return None
+            return None  # a chunk goes on with the items that it lacks, as one that has not ended
         if event.bailed:  # bail() is not a failure, and is not retried
             return OutcomeKept(op, "failed", inputs, event.output, by=BAILED, error=event.error, chunks=chunks)
         if withdrawn:
             return OutcomeKept(op, AGAIN, inputs, error=event.error)
         return OutcomeKept(op, "failed", inputs, error=event.error, unknown=event.unknown, chunks=chunks)
+
+    def run_item(self, op: str, inputs: str, item: str) -> None:
+        """Have an item of a chunk run again, and the chunk keep the others."""
+        self._kept[op] = OutcomeKept(op, AGAIN, inputs, by=item)
 
     def replace(self, op: str, kind: str, value: Value) -> None:
         """Give an op another outcome, whatever its arguments are."""

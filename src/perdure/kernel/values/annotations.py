@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Never, NoReturn, Union, get_args, ge
 import msgspec
 from msgspec import inspect as msgspec_inspect
 
-from perdure.kernel.values.items import Items
+from perdure.kernel.values.items import KEY, Items, Part, PartReader, Stored
 from perdure.kernel.values.models import is_model, model_from
 from perdure.kernel.values.types import Shapes, name_of, record_fields
 from perdure.kernel.values.value_versions import Versions, versions_of
@@ -37,6 +37,8 @@ class Annotations:
         # Types with a registered codec that msgspec would otherwise encode natively.
         self.native = frozenset(cls for cls in shapes.codecs if _is_native(cls))
         self._stand_ins: dict[object, type] = {}
+        # Where items are read that are not in the value itself.
+        self.reader: PartReader | None = None
         shapes.make_record = self._make_versioned
 
     def unfit(self, annotation: Any) -> str | None:
@@ -81,9 +83,11 @@ class Annotations:
         if isinstance(cls, _StandIn):
             return cls.make(value)
         if get_origin(cls) is Items or cls is Items:
+            (element,) = get_args(cls) or (Any,)
+            if isinstance(value, dict) and KEY in value:
+                return Stored(msgspec.convert(value[KEY], list[Part]), element, self._list_of(element), self.reader)
             if not isinstance(value, list):
                 raise ValueError(f"Expected `array`, got `{type(value).__name__}`")
-            (element,) = get_args(cls) or (Any,)
             return Items(value, None if is_plain(element) else lambda plain: self.convert(plain, element))
         if codec := self._shapes.codec_for(cls):
             return codec.decode(value)
@@ -93,6 +97,11 @@ class Annotations:
             if issubclass(cls, base):
                 return cls(msgspec.convert(value, base, strict=True))
         return value
+
+    def _list_of(self, element: Any) -> Callable[[bytes], list[Any]]:
+        """What decodes an encoded list of such elements."""
+        of: Any = Any if is_plain(element) else self.rewrite(element)
+        return msgspec.json.Decoder(list[of], dec_hook=self.make).decode
 
     # --- stand-ins --------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from msgspec import inspect as msgspec_inspect
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.divergence.model import LostField
 from perdure.kernel.values.annotations import Annotations, is_plain
+from perdure.kernel.values.items import PartReader
 from perdure.kernel.values.limits import Limits
 from perdure.kernel.values.lost_fields import Search, Searches, is_flat, may_find
 from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
@@ -64,6 +65,10 @@ class Codec:
         self.flat: set[Any] = set()
         self._encode = msgspec.json.Encoder(enc_hook=self._plain_form).encode
         self._encode_sorted = msgspec.json.Encoder(enc_hook=self._sorted_form, order="deterministic").encode
+
+    def read_items_with(self, reader: PartReader) -> None:
+        """From now on, items that are kept in blobs are read there."""
+        self._annotations.reader = reader
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 

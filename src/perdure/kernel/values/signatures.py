@@ -20,6 +20,8 @@ import msgspec
 from msgspec import Raw
 from msgspec import inspect as types
 
+from perdure.kernel.values.items import KEY
+
 _TEXTS = (
     *(types.BytesType, types.ByteArrayType, types.MemoryViewType, types.DateTimeType, types.DateType),
     *(types.TimeType, types.TimeDeltaType, types.UUIDType),
@@ -66,7 +68,7 @@ class Signature(msgspec.Struct, frozen=True):
         except TypeError as error:
             return Misfit("", "", str(error))
         for taken in self.parameters:
-            if taken.name in given:
+            if taken.name in given and not _is_reference(given[taken.name]):
                 for value in _values(taken, given[taken.name]):
                     reason = _unfit(bytes(taken.schema), value)
                     if reason is not None:
@@ -314,6 +316,11 @@ def _unfit(schema: bytes, value: Any) -> str | None:
         return None
     path, text = found
     return text if path == "$" else f"{text} - at `{path}`"
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether a value is a reference to items, which are checked where they are read."""
+    return isinstance(value, dict) and KEY in value
 
 
 def misfit(schema: bytes, value: Any) -> tuple[str, str] | None:

@@ -1,0 +1,68 @@
+"""One run of a chunk of a map: its items, as the run of the map would have run them."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.maps import ItemMap, columns_of
+from perdure.authoring.dataflow.plan import Argument, Input, Node, Output, Plan, Region
+from perdure.authoring.dataflow.values import Value, path_key
+from perdure.kernel.chunks import ChunkInput, ChunkResults
+from perdure.kernel.events import RunStarted
+from perdure.kernel.patches import PatchHistory
+from perdure.kernel.values.codec import Codec
+
+
+class ChunkExecution(DataflowExecution):
+    """The items of a chunk: a plan of the one node that is mapped, from its turn on."""
+
+    def __init__(self, of: Plan, node: Node, turn: int, started: RunStarted, codec: Codec, past: PatchHistory) -> None:
+        self._chunk = msgspec.json.decode(started.input, type=ChunkInput)
+        given = {**self._chunk.arguments, **self._chunk.over}
+        arguments = tuple(
+            Argument(one.name, Input(one.name), one.required, one.keyword, one.type) for one in node.arguments
+        )
+        alone = msgspec.structs.replace(node, arguments=arguments, when=None, gates=(), after=())
+        plan = Plan(
+            (alone,),
+            (Region(nodes=(0,)),),
+            region=(0,),
+            consumers=((),),
+            waits=(0,),
+            reads=((),),
+            kept=frozenset({0}),
+            results=((node.name, Output(0)),),
+            single=True,
+        )
+        began = msgspec.structs.replace(started, input=Raw(msgspec.json.encode(given)))
+        super().__init__(plan, began, codec, past)
+        self._turns[0] = turn
+        assert started.remote is not None
+        self.patches = dict(started.remote.patches or {})
+        # The parts of its results that nodes of the graph take by themselves.
+        outputs = (output for made in of.values.values() for output in made if of.nodes[output.node].name == node.name)
+        self._columns = {path_key(output.path): output.path for output in outputs if output.path}
+        # As the run of the map calls the op: a node may have been renamed since.
+        self._named = started.remote.op.rpartition("/")[2].rpartition("[")[0]
+
+    def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        chunk, mapped = self._chunk, node.mapped
+        assert mapped is not None
+        columns = columns_of(op, mapped.over, arguments)
+        self._status[number] = 1
+        self._maps[number] = ItemMap(
+            self._named, arguments, columns, chunk.window, chunk.most, chunk.count, chunk.first
+        )
+        self._go_on(number)
+
+    def _items_done(self, number: int, items: ItemMap) -> None:
+        mapped = self._plan.nodes[number].mapped
+        assert mapped is not None
+        found = [Raw(one) for one in items.found(with_none=mapped.on_error == "none")]
+        stopped = items.end < items.count
+        whole = Value(msgspec.json.encode(found))
+        columns = {key: value.elements() for key, path in self._columns.items() if (value := whole.part(path))}
+        results = ChunkResults(found, columns, items.failed, items.first_error, stopped)
+        self._done(number, Value(msgspec.json.encode(results)))

@@ -1,0 +1,262 @@
+"""Maps under way: which items or chunks have begun, and what has come of them. Decides nothing about nodes.
+
+A map with few items begins them itself. One with many begins *chunks* of them, which are runs of their own, so that of
+100,000 items only those under way are in memory, and the journal of the map has two events for each chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.dataflow.plan import Mapped, Node
+from perdure.authoring.dataflow.values import Value, record
+from perdure.errors import UsageError
+from perdure.kernel.chunks import CHUNK, OPEN_CHUNKS, ChunkInput, ChunkOutcome, joined_outcomes
+from perdure.kernel.commands import RunStep, StepSpec
+from perdure.kernel.values.failures import Failure
+from perdure.kernel.values.items import cut, parts_of, reference
+
+# How many items of a map may be under way if it says no limit; fewer where they are children, which cost more, unless
+# they wait for people.
+WINDOW, WINDOW_OF_CHILDREN = 1000, 100
+
+
+class Column:
+    """A list that a map goes over: its elements, or the parts of it in blobs."""
+
+    __slots__ = ("_elements", "_parts", "length")
+
+    def __init__(self, op: str, name: str, value: Value) -> None:
+        self._parts = parts_of(value.data)
+        self._elements: list[Raw] = []
+        if self._parts is not None:
+            self.length = sum(part.n for part in self._parts)
+            return
+        try:
+            self._elements = value.elements()
+        except msgspec.MsgspecError:
+            raise UsageError(
+                f"{op} is mapped over {name!r}, and its value is no list: {value.data[:80].decode(errors='replace')}"
+            ) from None
+        self.length = len(self._elements)
+
+    @property
+    def stored(self) -> bool:
+        """Whether its elements are in blobs."""
+        return self._parts is not None
+
+    def __getitem__(self, index: int) -> Raw:
+        return self._elements[index]
+
+    def part(self, first: int, last: int) -> Value:
+        """The elements from `first` up to `last`, as a list."""
+        if self._parts is not None:
+            return Value(reference(cut(self._parts, first, last)))
+        return Value(b"[%b]" % b",".join(map(bytes, self._elements[first:last])))
+
+
+def columns_of(op: str, over: tuple[str, ...], arguments: Mapping[str, Value]) -> dict[str, Column]:
+    """The lists that a map goes over. Raises UsageError for what is no list, and for lists of different lengths."""
+    columns: dict[str, Column] = {}
+    for name in over:
+        if name not in arguments:
+            raise UsageError(f"{op} is mapped over {name!r}, which has no value; give it a list")
+        columns[name] = Column(op, name, arguments[name])
+    if len({column.length for column in columns.values()}) > 1:
+        shown = ", ".join(f"{name} has {column.length}" for name, column in columns.items())
+        raise UsageError(f"{op} is mapped over lists of different lengths: {shown}; they must agree")
+    return columns
+
+
+def chunk_size(mapped: Mapped, columns: Mapping[str, Column], count: int, recorded: Raw | None) -> int | None:
+    """How many items a chunk of a map has; None where it begins its items itself. As it was recorded, if it was."""
+    if recorded is not None:
+        known: int | None = msgspec.json.decode(recorded, type=dict[str, int]).get("chunk")
+        if known is not None or not any(column.stored for column in columns.values()):
+            return known
+    if count > 2 * mapped.chunk or any(column.stored for column in columns.values()):
+        return mapped.chunk
+    return None
+
+
+def most_failures(mapped: Mapped, count: int) -> int:
+    """How many items may fail."""
+    if mapped.on_error == "fail":
+        return 0
+    if mapped.tolerate is None:
+        return count
+    return int(mapped.tolerate * count) if isinstance(mapped.tolerate, float) else mapped.tolerate
+
+
+def window_of(node: Node) -> int:
+    """How many items of a map may be under way."""
+    assert node.mapped is not None
+    if node.mapped.limit is not None:
+        return node.mapped.limit
+    return WINDOW_OF_CHILDREN if node.program is not None and not node.program.asks else WINDOW
+
+
+class ItemMap:
+    """A map that begins its items itself. In a chunk, they are numbered from `first` on."""
+
+    __slots__ = (
+        "arguments", "columns", "count", "end", "failed", "failure", "first", "first_error", "most", "next", "op",
+        "results", "running", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: str,
+        arguments: dict[str, Value],
+        columns: dict[str, Column],
+        window: int,
+        most: int,
+        count: int,
+        first: int = 0,
+    ) -> None:
+        # Nothing is kept but bytes.
+        self.op, self.arguments, self.columns, self.window, self.most = op, arguments, columns, window, most
+        self.count, self.first = count, first
+        self.results: list[bytes | None] = [None] * count
+        # The item to begin next, and the one after the last that is needed.
+        self.next, self.end = 0, count
+        self.running = self.failed = 0
+        # Why the map fails, and the error of the first item that did.
+        self.failure: Failure | None = None
+        self.first_error: Failure | None = None
+
+    def begin(self) -> Iterator[tuple[str, dict[str, Value]]]:
+        """Items that begin now, by op, with their arguments."""
+        while self.failure is None and self.next < self.end and self.running < self.window:
+            index = self.next
+            self.next += 1
+            self.running += 1
+            columns = self.columns
+            yield (
+                f"{self.op}[{self.first + index}]",
+                {name: Value(columns[name][index]) if name in columns else of for name, of in self.arguments.items()},
+            )
+
+    def index(self, op: str) -> int:
+        """Which item an op is."""
+        return int(op[op.rindex("[") + 1 : -1]) - self.first
+
+    def ended(self, op: str, value: Value | None) -> int:
+        """An item has ended; without a value, it was skipped. Gives its index."""
+        index = self.index(op)
+        self.running -= 1
+        self.results[index] = None if value is None else value.data
+        return index
+
+    def failed_with(self, failure: Failure) -> None:
+        """An item has failed."""
+        self.running -= 1
+        self.failed += 1
+        self.first_error = self.first_error or failure
+        if self.failed > self.most:
+            self.failure = self.failure or failure
+
+    def found(self, *, with_none: bool) -> list[bytes]:
+        """The results in order. An item without one has failed, or was skipped."""
+        return [one or b"null" for one in self.results[: self.end] if one or with_none]
+
+
+class ChunkMap:
+    """A map that begins chunks of its items, each a run of its own."""
+
+    __slots__ = (
+        "_arguments", "_columns", "_count", "_done", "_end", "_most", "_next", "_size", "_slots", "_windows", "failed",
+        "failure", "op", "open",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: str,
+        arguments: Mapping[str, Value],
+        columns: Mapping[str, Column],
+        size: int,
+        window: int,
+        most: int,
+        count: int,
+    ) -> None:
+        self.op, self._columns, self._size, self._count, self._most = op, columns, size, count, most
+        self._arguments = {name: value for name, value in arguments.items() if name not in columns}
+        # The chunk to begin next, and the one after the last that is needed.
+        self._next, self._end = 0, -(-count // size)
+        # The windows of the chunks that are under way at a time: together, they are that of the map.
+        chunks = min(OPEN_CHUNKS, window)
+        self._windows = [window // chunks + (slot < window % chunks) for slot in range(chunks)]
+        self._slots = list(range(chunks))
+        # Chunks under way, by op, with their numbers and windows; and what came of those that have ended.
+        self.open: dict[str, tuple[int, int]] = {}
+        self._done: dict[int, ChunkOutcome] = {}
+        self.failed = 0
+        self.failure: Failure | None = None
+
+    def begin(self, node: Node, patches: dict[str, bool]) -> Iterator[RunStep]:
+        """Chunks that begin now."""
+        while self.failure is None and self._next < self._end and self._slots:
+            number, slot = self._next, self._slots.pop(0)
+            self._next += 1
+            first = number * self._size
+            last = min(first + self._size, self._count)
+            over = {name: column.part(first, last) for name, column in self._columns.items()}
+            op = f"{self.op}[{first}-{last - 1}]"
+            self.open[op] = number, slot
+            inputs = ChunkInput(
+                first,
+                last - first,
+                self._windows[slot],
+                self._most,
+                {name: Raw(value.data) for name, value in self._arguments.items()},
+                {name: Raw(value.data) for name, value in over.items()},
+            )
+            spec = StepSpec(node.name, _chunk, queue=CHUNK, version="" if node.spec is None else node.spec.version)
+            recorded = record({**self._arguments, **over})
+            yield RunStep(op, spec, msgspec.json.encode(inputs), recorded, source=node.where, patches=patches or None)
+
+    def ended(self, op: str, value: Value) -> list[str]:
+        """A chunk has ended; gives the ops of those under way that are no longer needed."""
+        number = self._closed(op)
+        outcome = msgspec.json.decode(value.data, type=ChunkOutcome)
+        self._done[number] = outcome
+        self.failed += outcome.failed
+        if self.failed > self._most:
+            self.failure = self.failure or outcome.error
+            return self.give_up()
+        if outcome.stopped:
+            self._end = min(self._end, number + 1)
+            return [self._forget(one) for one, (other, _) in list(self.open.items()) if other > number]
+        return []
+
+    def failed_with(self, op: str, failure: Failure) -> list[str]:
+        """A chunk has failed; gives the ops of those under way, which are no longer needed."""
+        self._closed(op)
+        self.failure = self.failure or failure
+        return self.give_up()
+
+    def give_up(self) -> list[str]:
+        """Nothing of it is needed any more; gives the ops under way."""
+        return [self._forget(op) for op in list(self.open)]
+
+    def _closed(self, op: str) -> int:
+        number, slot = self.open.pop(op)
+        self._slots.append(slot)
+        self._slots.sort()
+        return number
+
+    def _forget(self, op: str) -> str:
+        self._closed(op)
+        return op
+
+    @property
+    def result(self) -> Value:
+        """The results of all items, in order."""
+        return Value(joined_outcomes([self._done[number] for number in range(self._end)]))
+
+
+def _chunk(**arguments: object) -> None:
+    raise UsageError("a chunk of a map is executed by a run of its own")

@@ -1,0 +1,110 @@
+"""What a long map and the runs of its chunks tell each other. Describes, never executes.
+
+A map with many items runs in chunks, each a run of its own, in whose journal the items are ops. The run of the map
+records two events for each chunk: that it began, and its outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.ids import step_key
+from perdure.kernel.values.failures import Failure
+from perdure.kernel.values.items import KEY, Part, reference
+
+if TYPE_CHECKING:
+    from perdure.kernel.state import RunState
+
+# The queue of a step that is a chunk: it is executed by a run of its own, which is in no queue.
+CHUNK = "perdure.map"
+# The prefix of the program of a chunk's run, before the name of the program that has the map.
+MAP = "perdure.map."
+# Why a chunk is cancelled that lets end what runs, and begins nothing more.
+DRAIN = "something beside it failed"
+# At most so many chunks of a map are under way.
+OPEN_CHUNKS = 8
+
+
+class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk runs: `count` items from number `first` on, at most `window` at a time.
+
+    `over` are the values that the items take one of each, as lists, and `arguments` those that all of them take. The
+    chunk fails if more than `most` items do.
+    """
+
+    first: int
+    count: int
+    window: int
+    most: int
+    arguments: dict[str, Raw]
+    over: dict[str, Raw]
+
+
+class ChunkResults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of the items of a chunk: the results in order, and how many failed, with the first error.
+
+    `stopped`: no item behind these is needed.
+    """
+
+    results: list[Raw]
+    # By path: the parts of them that other nodes take by themselves, as lists.
+    columns: dict[str, list[Raw]] = {}
+    failed: int = 0
+    error: Failure | None = None
+    stopped: bool = False
+
+
+class ChunkOutcome(msgspec.Struct, frozen=True, omit_defaults=True, rename={"parts": KEY}):
+    """As `ChunkResults`, with the results in blobs. `run` is the run of the chunk."""
+
+    parts: tuple[Part, ...]
+    columns: dict[str, tuple[Part, ...]] = {}
+    run: str = ""
+    failed: int = 0
+    error: Failure | None = None
+    stopped: bool = False
+
+
+def open_chunks(state: RunState) -> dict[str, str]:
+    """The chunks that a run has under way, by op, with the ids of their runs."""
+    return {
+        op: step_key(state.run_id, op) for op, one in state.ops.items() if one.kind == "remote" and one.name == CHUNK
+    }
+
+
+def joined_outcomes(outcomes: Sequence[ChunkOutcome]) -> bytes:
+    """The results of chunks, in this order, as one encoded reference."""
+    parts = [part for outcome in outcomes for part in outcome.parts]
+    if not parts:
+        return b"[]"
+    columns: dict[str, tuple[Part, ...]] = {}
+    for outcome in outcomes:
+        for path, of in outcome.columns.items():
+            columns[path] = (*columns.get(path, ()), *of)
+    return msgspec.json.encode(ChunkOutcome(tuple(parts), columns))
+
+
+def column(data: bytes, path: str) -> bytes | None:
+    """The part of the results at a path, as an encoded reference; None if no node takes it by itself."""
+    parts = msgspec.json.decode(data, type=ChunkOutcome).columns.get(path)
+    return None if parts is None else reference(parts) if parts else b"[]"
+
+
+def chunk_of(item: str, ops: Iterable[str]) -> tuple[str, str]:
+    """The op of the chunk that has an item, among these, and the number of the item; empty if there is none."""
+    path, _, number = item.removesuffix("]").rpartition("[")
+    if path and number.isdecimal():
+        for op in ops:
+            if op.startswith(f"{path}[") and (numbers := chunk_range(op)) and numbers[0] <= int(number) <= numbers[1]:
+                return op, number
+    return "", ""
+
+
+def chunk_range(op: str) -> tuple[int, int] | None:
+    """The numbers of the first and the last item of a chunk, by its op: 500 and 999 of `fetch:0[500-999]`."""
+    first, dash, last = op[op.rfind("[") + 1 : -1].partition("-")
+    return (int(first), int(last)) if dash and op.endswith("]") and first.isdecimal() and last.isdecimal() else None

@@ -1,0 +1,417 @@
+"""Maps with many items: chunks that are runs of their own. `chunk=2` makes a map of five items a long one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus, bail, connect, rule, step_context
+from perdure.graph import Graph, Items, node
+from tests.graph.running import run
+
+
+@node
+def urls(n: int) -> list[int]:
+    return list(range(n))
+
+
+def fetch(url: int) -> int:
+    if url in (3, 17):
+        raise ValueError(f"no {url}")
+    return url * url
+
+
+def pages(fn: Any = fetch, **options: Any) -> Graph[..., Any]:
+    options = {"chunk": 2, **options}
+    return Graph([urls, node(fn, name="fetch", inputs={"url": "urls"}).map_over("url", **options)], name="pages")
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "wanted"),
+    [
+        ({}, 3, [0, 1, 4]),
+        ({"on_error": "none"}, 5, [0, 1, 4, None, 16]),
+        ({"on_error": "none", "chunk": 1}, 5, [0, 1, 4, None, 16]),
+        ({"on_error": "skip"}, 7, [0, 1, 4, 16, 25, 36]),
+        ({"on_error": "none", "tolerate": 0.2}, 5, [0, 1, 4, None, 16]),
+        ({"on_error": "none", "tolerate": 0.1}, 5, None),
+        ({"on_error": "none", "tolerate": 1}, 5, [0, 1, 4, None, 16]),
+        ({"on_error": "none", "tolerate": 1}, 20, None),
+        ({"on_error": "skip", "tolerate": 2}, 20, [i * i for i in range(20) if i not in (3, 17)]),
+        ({}, 5, None),
+        ({"until": lambda page: page >= 9, "on_error": "skip"}, 12, [0, 1, 4, 16]),
+        ({"until": lambda page: page >= 4}, 12, [0, 1, 4]),
+        ({"until": lambda page: page / 0}, 12, None),
+    ],
+)
+async def test_a_map_in_chunks_gives_what_one_map_gives(options: Any, n: int, wanted: list[Any] | None) -> None:
+    for chunk in ({}, {"chunk": 500}):
+        result = (await run(pages(limit=1, **{**options, **chunk}), n=n)).result
+        assert result.status is (RunStatus.FAILED if wanted is None else RunStatus.COMPLETED), result
+        if wanted is not None:
+            assert result.output == {"fetch": wanted}
+
+
+async def test_the_journal_of_the_map_has_two_events_for_each_chunk() -> None:
+    graph = pages(on_error="none")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(n=20), id="r")
+        ops = [getattr(entry.event, "op", "") for entry in await engine.journal("r")]
+        assert ops.count("fetch:0[18-19]") == 2
+        assert not [op for op in ops if op == "fetch:0[18]"]
+        assert [run.id for run in await engine.list()] == ["r"]
+        assert [step.path for step in await engine.steps("r")][:3] == ["urls:0", "fetch:0[0-1]", "fetch:0[2-3]"]
+        failed = await engine.items("r", "fetch:0", status="failed")
+        assert [(item.path, item.index) for item in failed] == [("fetch:0[3]", 3), ("fetch:0[17]", 17)]
+        assert failed[0].error is not None
+        found = await engine.items("r", "fetch", start=5, limit=4)
+        assert [(item.path, item.output) for item in found] == [(f"fetch:0[{i}]", i * i) for i in range(5, 9)]
+        assert len(await engine.items("r", "fetch:0", limit=1000, status="succeeded")) == 18
+        assert (await engine.values("r"))["n"] == 20
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8, 11])
+async def test_a_limit_counts_the_items_that_run_in_all_chunks(limit: int) -> None:
+    running, most = 0, 0
+
+    async def fetch(url: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return url
+
+    graph = pages(fetch, limit=limit, chunk=3)
+    assert dict((await run(graph, n=50)).output) == {"fetch": list(range(50))}
+    assert most <= limit
+
+
+async def test_the_concurrency_of_the_run_bounds_the_items_of_its_chunks() -> None:
+    running, most = 0, 0
+
+    async def fetch(url: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return url
+
+    graph = pages(fetch)
+    async with Engine("memory://", [graph]) as engine:
+        handle = await engine.start(graph(n=30), max_concurrency=2)
+        assert dict(await handle) == {"fetch": list(range(30))}
+    assert most <= 2
+
+
+async def test_paths_and_keys_of_items_do_not_depend_on_chunks() -> None:
+    keys: dict[int, set[str]] = {}
+
+    def fetch(url: int) -> int:
+        context = step_context()
+        keys.setdefault(url, set()).add(context.id.removeprefix(context.run.run_id.partition("/")[0]))
+        return url
+
+    inner = Graph([node(fetch).map_over("url", chunk=2)], name="inner")
+    inline = Graph([node(fetch).map_over("url")], name="inner")
+    for graph in (inner, inline):
+        outer = Graph([graph.as_node(name="part")], name="outer")
+        result = (await run(outer, url=list(range(7)))).result
+        assert result.status is RunStatus.COMPLETED, result
+    assert keys == {i: {f"/part:0/fetch:0[{i}]"} for i in range(7)}
+
+
+async def test_a_retry_runs_only_the_items_that_failed_or_are_missing() -> None:
+    broken, calls = True, list[int]()
+
+    def fetch(url: int) -> int:
+        calls.append(url)
+        if url == 5 and broken:
+            raise ValueError("no")
+        return url
+
+    graph = pages(fetch, limit=1, chunk=3)
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=10), id="r")).status is RunStatus.FAILED
+        assert calls == [0, 1, 2, 3, 4, 5]
+        assert [item.status for item in await engine.items("r", "fetch:0", start=4)] == ["succeeded", "failed"]
+        again = await (await engine.retry("r")).outcome()
+        assert again.status is RunStatus.FAILED
+        assert calls == [0, 1, 2, 3, 4, 5, 5]
+        broken = False
+        result = await (await engine.retry("r")).outcome()
+        assert result.output == {"fetch": list(range(10))}
+        assert calls == [0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9]
+        assert [item.index for item in await engine.items("r", "fetch:0")] == list(range(10))
+
+
+async def test_too_many_failures_in_several_chunks_can_be_tried_again() -> None:
+    broken, calls = True, list[int]()
+
+    def fetch(url: int) -> int:
+        calls.append(url)
+        if url in (1, 6) and broken:
+            raise ValueError("no")
+        return url
+
+    graph = pages(fetch, limit=1, chunk=2, on_error="none", tolerate=1)
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=10), id="r")).status is RunStatus.FAILED
+        broken = False
+        calls.clear()
+        result = await (await engine.retry("r")).outcome()
+        assert result.output == {"fetch": list(range(10))}
+        assert calls == [1, 6, 8, 9]
+
+
+async def test_a_cancelled_map_goes_on_where_it_was() -> None:
+    calls, stop = list[int](), asyncio.Event()
+
+    async def fetch(url: int) -> int:
+        calls.append(url)
+        if url == 5:
+            stop.set()
+            await asyncio.Event().wait() if len(calls) < 10 else None
+        return url
+
+    graph = pages(fetch, limit=1, chunk=4)
+    async with Engine("memory://", [graph]) as engine:
+        handle = await engine.start(graph(n=10), id="r")
+        await stop.wait()
+        await engine.cancel("r")
+        assert (await handle.outcome()).status is RunStatus.CANCELLED
+        calls += [0] * 10
+        result = await (await engine.retry("r")).outcome()
+        assert result.output == {"fetch": list(range(10))}
+        assert calls[16:] == [5, 6, 7, 8, 9]
+
+
+async def test_a_paused_map_begins_no_item_in_any_chunk() -> None:
+    calls, reached, go = list[int](), asyncio.Event(), asyncio.Event()
+
+    async def fetch(url: int) -> int:
+        calls.append(url)
+        if len(calls) == 3:
+            reached.set()
+            await go.wait()
+        return url
+
+    graph = pages(fetch, limit=3, chunk=4)
+    async with Engine("memory://", [graph]) as engine:
+        handle = await engine.start(graph(n=20), id="r")
+        await reached.wait()
+        await engine.pause("r")
+        before = list(calls)
+        go.set()
+        async for entry in engine.follow("r"):
+            if type(entry.event).__name__ == "RunPaused":
+                break
+        assert calls == before
+        await engine.resume("r")
+        assert dict(await handle) == {"fetch": list(range(20))}
+
+
+async def test_a_bail_in_an_item_ends_the_whole() -> None:
+    def fetch(url: int) -> int:
+        if url == 3:
+            bail(reason="enough", outputs={"status": "left"})
+        return url
+
+    result = (await run(pages(fetch), n=9)).result
+    assert (result.status, result.output, result.error) == (RunStatus.BAILED, {"status": "left"}, None)
+
+
+async def test_items_that_are_graphs_and_take_two_lists() -> None:
+    @node
+    def left(a: int) -> int:
+        return a + 1
+
+    @node
+    def both(left: int, b: int, c: int) -> tuple[int, str]:
+        return left * b, str(c)
+
+    inner = Graph([left, node(both, outputs=("product", "text"))], name="inner")
+
+    @node
+    def seen(inner: list[Any]) -> int:
+        return len(inner)
+
+    @node
+    def products(product: list[int]) -> int:
+        return sum(product)
+
+    graph = Graph([inner.map_over("a", "b", chunk=2), seen, products], name="outer")
+    ran = await run(graph, a=list(range(9)), b=list(range(9)), c=7)
+    assert dict(ran.output) == {"seen": 9, "products": sum((i + 1) * i for i in range(9)), "text": ["7"] * 9}
+
+
+async def test_rules_and_retries_hold_for_items_of_chunks() -> None:
+    tries: dict[int, int] = {}
+
+    def fetch(url: int) -> int:
+        tries[url] = tries.get(url, 0) + 1
+        if tries[url] < 3:
+            raise ConnectionError
+        return url
+
+    graph = Graph(
+        [urls, node(fetch, inputs={"url": "urls"}).map_over("url", chunk=2)],
+        name="g",
+        rules=[rule("fetch", attempts=3, initial=0.001)],
+    )
+    assert dict((await run(graph, n=7)).output) == {"fetch": list(range(7))}
+    assert set(tries.values()) == {3}
+
+
+async def test_time_travel_to_an_item_of_a_chunk_runs_that_item_and_what_depends_on_it() -> None:
+    calls: list[str] = []
+
+    def fetch(url: int) -> int:
+        calls.append(f"fetch {url}")
+        return url
+
+    @node
+    def total(fetch: list[int]) -> int:
+        calls.append("total")
+        return sum(fetch)
+
+    graph = Graph(
+        [urls, node(fetch, inputs={"url": "urls"}).map_over("url", chunk=2, limit=1), total], name="g", output=total
+    )
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=7), id="r")).output == 21
+        calls.clear()
+        result = await (await engine.time_travel("r", "fetch:0[3]", {"url": 100})).outcome()
+        assert (result.output, calls) == (118, ["fetch 100", "total"])
+        calls.clear()
+        result = await (await engine.time_travel("r", "fetch:0")).outcome()
+        assert (result.output, calls) == (21, [*(f"fetch {i}" for i in range(7)), "total"])
+        calls.clear()
+        handle = await engine.update_state("r", {"n": 5})
+        assert (await handle.outcome()).output == 10
+        assert calls == [*(f"fetch {i}" for i in range(5)), "total"]
+
+
+async def test_a_memo_is_by_chunk_and_then_by_item() -> None:
+    calls: list[int] = []
+
+    def fetch(url: int) -> int:
+        calls.append(url)
+        return url
+
+    graph = Graph([node(fetch).map_over("url", chunk=3, limit=1)], name="g", output="fetch")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(url=list(range(9))), id="r")
+        calls.clear()
+        await (await engine.start(graph(url=[0, 1, 2, 3, 40, 5, 6, 7, 8]), id="r", memo=True)).outcome()
+        assert calls == [40]
+
+
+async def test_a_deadline_ends_the_chunks_too() -> None:
+    async def fetch(url: int) -> int:
+        await asyncio.Event().wait()
+        return url
+
+    graph = pages(fetch)
+    async with Engine("memory://", [graph]) as engine:
+        handle = await engine.start(graph(n=7), id="r", deadline=0.05)
+        assert (await handle.outcome()).status is RunStatus.FAILED
+        chunk = await engine.get(f"{handle.run_id}/fetch:0[0-1]")
+        assert chunk is not None
+        await engine._base.watch.ended(chunk.run_id)
+
+
+# --- items in blobs ---------------------------------------------------------------------------------------------------
+
+
+@node
+def many(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@node
+async def many_async(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        yield i
+
+
+@node
+def total(fetch: Items[int]) -> int:
+    assert fetch[1] == 2
+    assert list(fetch[498:503]) == [2 * i for i in range(498, 503)]
+    assert fetch[-1] == 2 * (len(fetch) - 1)
+    with pytest.raises(IndexError):
+        fetch[len(fetch)]
+    return sum(fetch)
+
+
+@node
+async def total_async(fetch: Items[int]) -> int:
+    found = [one async for one in fetch]
+    assert found == list(fetch)
+    return sum(found)
+
+
+def doubled(url: int) -> int:
+    return url * 2
+
+
+@pytest.mark.parametrize("source", [many, many_async])
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/x.db"])
+async def test_a_generator_feeds_a_map_and_its_results_are_read_item_by_item(
+    source: Any, store: str, tmp_path: Any
+) -> None:
+    mapped = node(doubled, name="fetch", inputs={"url": source.name}).map_over("url", chunk=300)
+    graph = Graph([source, mapped, total, total_async], name="g")
+    async with Engine(store.format(tmp_path), [graph]) as engine:
+        result = await engine.run(graph(n=1200), id="r")
+        assert result.output == {"total": 1199 * 1200, "total_async": 1199 * 1200}
+        assert not (await engine.prune(3600, grace=0)).blobs
+        made = next(step.output for step in await engine.steps("r") if step.path.startswith("many"))
+        assert [part["n"] for part in made["$items"]] == [500, 500, 200]
+
+
+async def test_a_client_starts_a_graph_with_items_of_an_iterable(tmp_path: Any) -> None:
+    graph = Graph([node(doubled, name="fetch").map_over("url"), total], name="g", output=total)
+    store = f"sqlite:///{tmp_path}/x.db"
+    async with Engine(store, [graph]) as engine, connect(store) as client:
+        assert (await engine.run(graph(url=Items.of(iter(range(1500)))))).output == 1499 * 1500
+        handle = await client.start(graph(url=Items.of(iter(range(1500)))))
+        assert await handle == 1499 * 1500
+
+
+async def test_a_list_above_the_limit_asks_for_items() -> None:
+    @node
+    def rows(n: int) -> Iterator[str]:
+        for _ in range(n):
+            yield "x" * 1000
+
+    @node
+    def whole(rows: list[str]) -> int:
+        return len(rows)
+
+    @node
+    def parts(rows: Items[str]) -> int:
+        return len(rows)
+
+    graph = Graph([rows, whole, parts], name="g")
+    assert dict((await run(graph, n=1000)).output) == {"whole": 1000, "parts": 1000}
+    result = (await run(graph, n=3000)).result
+    assert result.status is RunStatus.FAILED
+    assert "annotate `rows: Items[...]`" in str(result.error)
+
+
+async def test_what_a_map_of_many_gives_is_a_list_or_items() -> None:
+    graph = Graph([node(lambda x: "y" * x, name="fetch", inputs={"x": "n"}).map_over("x", chunk=10)], name="g",
+                  output="fetch")  # fmt: skip
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=[3] * 30), id="a")).output == ["yyy"] * 30
+        long: Any = (await engine.run(graph(n=[100_000] * 30), id="b")).output
+        assert len(long) == 30
+        assert [len(one) async for one in long] == [100_000] * 30
+        values = await engine.values("b")
+        assert values["fetch"] == long
