@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.program import Program
 from perdure.kernel.step_records import Missed
 from perdure.kernel.structures import Structures
 
 if TYPE_CHECKING:
     from perdure.authoring.dataflow.manifest import StoredProgram
+    from perdure.kernel.program import Program
 
 
 class StoredGraphs(Structures):

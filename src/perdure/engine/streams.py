@@ -19,11 +19,11 @@ from msgspec import Raw
 
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, StepCancelled
 from perdure.kernel.events import ChunkAppended, StepProgressed
-from perdure.kernel.plan import Call
 from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.engine.step_context import AttemptOwner, StepContext
+    from perdure.kernel.plan import Call
 
 # How much of a stream may be unwritten before its step has to wait.
 MOST_CHUNKS = 1024

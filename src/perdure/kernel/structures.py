@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.program import Program
 from perdure.kernel.step_records import Missed
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 
 class Structures(Protocol):
