@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,26 @@ async def test_a_writer_that_never_ends_is_told_of(
         files.journal.append([History("r1").begin()])
     await other.close()
     await write_all(files, History("r1").begin())
+
+
+async def test_a_writer_waits_as_long_as_others_commit(
+    files: FileStore, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module, "BUSY_SECONDS", 0.0)
+    other = await reopened(place)
+    commits = iter(range(20))
+    with ExitStack() as holding:
+        holding.enter_context(other._folder.writing())
+
+        def version() -> object:
+            if (commit := next(commits)) == 10:
+                holding.close()
+            return commit
+
+        monkeypatch.setattr(files._folder, "version", version)
+        files.journal.append([History("r1").begin()])
+    assert next(commits) >= 10
+    await other.close()
 
 
 # --- deaths and full disks --------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 
@@ -48,15 +50,23 @@ async def steps_of(store: SqliteStore, queue: Queue, room: int) -> tuple[list[st
         return False
 
     for connection in connections:
-        assert connection is not None
-        connection.set_progress_handler(tick, GRAIN)
+        await count_steps(connection, tick)
     try:
         picks = await store.queues.pick(queue, room, NOW, PROGRAMS)
     finally:
         for connection in connections:
-            assert connection is not None
-            connection.set_progress_handler(None)
+            await count_steps(connection, None)
     return list(picks.run_ids), count
+
+
+async def count_steps(connection: apsw.Connection | None, tick: Callable[[], bool] | None) -> None:
+    """Call `tick` while SQLite works, from when the store's thread has left the connection."""
+    assert connection is not None
+    while True:
+        try:
+            return connection.set_progress_handler(tick, GRAIN)
+        except apsw.ThreadingViolationError:
+            await asyncio.sleep(0)
 
 
 async def test_the_number_of_queued_runs_does_not_matter(store: SqliteStore) -> None:
@@ -100,6 +110,6 @@ async def test_what_has_ended_is_not_counted_again_and_again(store: SqliteStore)
     run = History("r00000-00000", queue="q", queue_key="k00000", at=BEGAN)
     run.begin()
     run.at = NOW
-    writer.set_progress_handler(tick, GRAIN)
+    await count_steps(writer, tick)
     await write_all(store, msgspec.structs.replace(run.then(RunClaimed("a", 1)), admit=limits))
     assert count < 2000

@@ -32,7 +32,7 @@ FORMAT = 1
 COMMITS, LOCK, RUNS, MARK = "commits.jsonl", "lock", "runs", "perdure.json"
 # A new log of commits begins when it is longer than this.
 LONGEST_LOG = 1024 * 1024
-# How long to wait for the write lock.
+# How long to wait for the write lock while nothing is written.
 BUSY_SECONDS = 10.0
 
 
@@ -138,15 +138,19 @@ class Folder:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline, seen = 0.0, object()
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    reason = f"another process has been writing for {BUSY_SECONDS:g} s; is one of them stopped?"
-                    raise StoreUnavailable(self.url, reason) from None
+                    # The lock knows no order: where others have committed, this process was unlucky.
+                    version = self.version()
+                    if deadline and version == seen:
+                        reason = f"another process has been writing for {BUSY_SECONDS:g} s; is one of them stopped?"
+                        raise StoreUnavailable(self.url, reason) from None
+                    deadline, seen = time.monotonic() + BUSY_SECONDS, version
                 time.sleep(0.001)
 
     @contextmanager
