@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import perdure
-from bench.workloads import Value, value
+from bench.workloads import Value, columns, value
 from perdure import Engine, Invocation, Program, step, wait_signal, workflow
 from perdure.graph import Graph, node
 from perdure.stores.sqlite import database, guard
@@ -232,8 +232,9 @@ async def replay(bench: Bench, steps: int, counted: Counted) -> None:
             while (await run.status()) != "waiting":
                 await asyncio.sleep(0)
         async with open_engine(Path(folder), bench.programs) as engine:
-            # The first commits of an engine cost more.
+            # A new engine checks whether the runs that it finds fit its code, and its first commits cost more.
             await (await engine.start(bench.programs.sequence(1, last=False))).result()
+            await settled()
             with counted(engine):
                 run = await engine.start(bench.programs.resumed(steps), id="resumed")
                 await run.signal("go")
@@ -300,7 +301,7 @@ def open_engine(folder: Path, programs: Programs) -> Engine:
 
 async def settled() -> None:
     """Let the engine do what it has begun."""
-    for _ in range(100):
+    for _ in range(300):
         await asyncio.sleep(0)
 
 
@@ -448,10 +449,7 @@ def shown(table: Table, costs: Mapping[str, Costs]) -> str:
                 cell = "" if cost is None else f"{cost:g}"
                 cells.append(cell if known is None or cost == known else f"{cell} ({known:g})")
             rows.append([name, unit, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return columns(rows)
 
 
 def main() -> int:

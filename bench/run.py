@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.workloads import columns
+
 ROOT = Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 SYNC = {"sync": "FULL", "relaxed": "NORMAL"}
@@ -340,15 +342,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
                 "ok" if verdict.ok else "MISSED",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = {2, 4, 5}
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return columns(rows, right={2, 4, 5})
 
 
 def report(verdicts: Sequence[Verdict], lines: Lines) -> dict[str, object]:

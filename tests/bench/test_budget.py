@@ -26,6 +26,12 @@ def test_no_cost_has_grown() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_table_has_every_workload() -> None:
+    table = budget.read()
+    for entry in table.values():
+        assert set(entry) >= set(budget.WORKLOADS)
+
+
 def test_what_has_grown_is_named_and_what_has_shrunk_passes() -> None:
     costs: dict[str, budget.Costs] = {"seq": {"step": {"calls": 100, "commits": 1}, "run": {"calls": 300}}}
     table = budget.updated({budget.ANY: {"start on PostgreSQL": {"run": {"statements": 3}}}}, costs)
