@@ -74,7 +74,8 @@ def _value_of(hint: Any) -> Any:
     if of is dict:
         return {"key é": _value_of(parts[1])}
     if of is tuple:
-        return (_value_of(parts[0]), _value_of(parts[0]))
+        of_any_length = ... in get_args(hint)
+        return tuple(_value_of(part) for part in (parts * 2 if of_any_length else parts))
     return _value_of(parts[0]) if parts else _with_all_fields(hint)
 
 
