@@ -158,6 +158,8 @@ class CancelOp(msgspec.Struct, frozen=True, gc=False):
 
     op: str
     reason: str = ""
+    # Whether it is of a node that the program no longer has.
+    retired: bool = False
 
 
 class RecordValue(msgspec.Struct, frozen=True, gc=False):
@@ -189,6 +191,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     continue_with: bytes | None = None
     # The version of the program, with which the next incarnation begins.
     version: str = ""
+    # Whether it ends a child of a node that the program no longer has.
+    retired: bool = False
 
 
 class CancelKey(NamedTuple):

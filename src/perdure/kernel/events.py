@@ -247,8 +247,9 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     """The step has failed, finally.
 
-    `unknown`: whether it took effect is not known. `cancelled`: the program cancelled it. `bailed`: it ended the run
-    with bail() and this `output`; the reason is the message of `error`.
+    `unknown`: whether it took effect is not known. `cancelled`: the program cancelled it; `retired`: because it is of a
+    node that it no longer has. `bailed`: it ended the run with bail() and this `output`; the reason is the message of
+    `error`.
     """
 
     op: str
@@ -258,6 +259,7 @@ class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     cancelled: bool = False
     bailed: bool = False
     output: Raw = NULL
+    retired: bool = False
 
 
 class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
@@ -315,6 +317,8 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     value: Raw = NULL
     answer_id: str = ""
     misfit: bool = False
+    # Cancelled, because it is of a node that the program no longer has.
+    retired: bool = False
 
     @classmethod
     def answered(cls, op: str, person: str, value: Raw, answer_id: str = "") -> WaitResolved:
@@ -390,6 +394,8 @@ class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):
     blob: str = ""
     error: Failure | None = None
     reason: str = ""
+    # Cancelled, because it is of a node that the program no longer has.
+    retired: bool = False
 
 
 class StateSet(Event, frozen=True, tag=True, omit_defaults=True):

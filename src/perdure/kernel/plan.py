@@ -132,7 +132,8 @@ def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
                 events += [CancelRequested(one.reason, one.op, given_up=True) for one in given_up]
                 # Folding this cancels the children, which may withdraw their other commands: plan those later.
                 break
-            _cancel(state, command.op, command.reason or "the workflow no longer waits for it", result)
+            reason = command.reason or "the workflow no longer waits for it"
+            _cancel(state, command.op, reason, result, retired=command.retired)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value, command.source))
             # Work done under a lock is stored before the lock is released.
@@ -377,7 +378,7 @@ def deliver(state: RunState) -> WaitResolved | None:
     return WaitResolved(ready[0], "signal") if ready else None
 
 
-def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
+def _cancel(state: RunState, op: str, reason: str, result: Plan, *, retired: bool = False) -> None:
     open_op = state.ops.get(op)
     if open_op is None:
         return
@@ -388,10 +389,10 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
         result.abandoned[step_key(state.run_id, op)] = reason
     if open_op.kind in ("step", "remote"):
         error = describe(StepCancelled(op, reason), _PLAIN)
-        result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True))
+        result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True, retired=retired))
         result.cancels.append(op)
     else:
-        result.events.append(WaitResolved(op, "cancelled"))
+        result.events.append(WaitResolved(op, "cancelled", retired=retired))
 
 
 def _ends_in(result: Plan) -> set[str]:
@@ -448,8 +449,9 @@ def _finish_child(
         error = UsageError("continue_as() ends a run, and this one is awaited: start it with child(..., detached=True)")
         command = Finish(RunStatus.FAILED, error=describe(error, _PLAIN))
     _give_up_open(state, state.open_within(path), ended, result)
+    value = Raw(command.value)
     result.events.append(
-        ChildFinished(path, command.status, Raw(command.value), command.blob, command.error, command.reason)
+        ChildFinished(path, command.status, value, command.blob, command.error, command.reason, command.retired)
     )
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from perdure.errors import Diverged
 from perdure.kernel.commands import (
+    FINISH,
     UNDECODED,
     CancelKey,
     CancelOp,
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
 
 OfOp = StepSucceeded | StepFailed | StepSkipped | WaitResolved | ValueRecorded | ChildStarted | ChildFinished
 _BEGIN = RunClaimed("", 1)
+# Why an op is given up that was under way: an outcome in the journal comes first.
+_RETIRED = "the graph has retired it"
 
 
 Resolve: TypeAlias = Callable[[RunStep], RunStep]
@@ -203,6 +206,8 @@ class Replay:
             self.open_steps.pop(event.op, None)
             if self.wishes and self._match_cancel(event.op):
                 pass
+            elif isinstance(event, StepFailed) and event.retired:
+                self._diverge(given_up_op(event))
             elif isinstance(event, StepFailed) and event.cancelled:
                 self._note_given_up(event)
             else:
@@ -218,6 +223,8 @@ class Replay:
                 self._advance(event, at)
             elif self._match_cancel(event.op):
                 pass
+            elif event.retired:
+                self._diverge(given_up_op(event))
             elif event.by == "cancelled":
                 self._note_given_up(event)
             else:
@@ -413,6 +420,10 @@ class Replay:
     def _start_child(self, event: ChildStarted, at: float) -> None:
         command = self.wishes.get(event.op)
         if command is None and self._is_retired(event.op):
+            if not event.detached and not event.refused:
+                # What is open in it is given up, and it ends.
+                end = f"{event.op}/{FINISH}"
+                self.wishes[end] = Finish(RunStatus.CANCELLED, reason=_RETIRED, op=end, retired=True)
             return
         if not isinstance(command, StartChild) or not _is_child(command, event):
             self._diverge(recorded_op(event))
@@ -454,6 +465,12 @@ class Replay:
         """A child is about to begin."""
 
     def _finish_child(self, event: ChildFinished, at: float) -> None:
+        if event.retired and event.op in self._children:
+            self._diverge(given_up_op(event))
+        if f"{event.op}/{FINISH}" in self.wishes and event.op not in self._children:
+            # Of a node that was retired: what is open in it is given up with it.
+            for key in [key for key, wish in self.wishes.items() if wish.op.startswith(f"{event.op}/")]:
+                del self.wishes[key]
         self._match_cancel(event.op)
         left = [event.op]
         while left:
@@ -492,6 +509,7 @@ class Replay:
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
         if command is None and self._is_retired(event.op):
+            self.wishes[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
             return
         # No hash of inputs: it was redacted.
         if type(command) is not RunStep or (
@@ -511,6 +529,8 @@ class Replay:
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.wishes.get(event.op)
         if command is None and self._is_retired(event.op):
+            if isinstance(event, WaitOpened):
+                self.wishes[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
             return None
         if not _asks_for(command, event):
             self._diverge(recorded_op(event))

@@ -30,6 +30,7 @@ from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
+    ChildFinished,
     ChildStarted,
     RunStatus,
     StateSet,
@@ -89,7 +90,7 @@ def recorded_op(event: AnyEvent) -> OpView | None:
     return None
 
 
-def given_up_op(event: StepFailed | WaitResolved | CancelRequested) -> OpView:
+def given_up_op(event: StepFailed | WaitResolved | ChildFinished | CancelRequested) -> OpView:
     """The cancellation of an op by the program."""
     path = event.child if isinstance(event, CancelRequested) else event.op
     return OpView("cancel", path, op_name(path))
