@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from perdure.client.locks import Locks
 from perdure.client.signatures import Signatures
@@ -17,6 +17,7 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, NoSuchRun, UsageError
 from perdure.inherited import check_main, check_process
+from perdure.kernel.events import Batch
 from perdure.kernel.ids import check_asked_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.policies.durability import Durability
@@ -27,9 +28,13 @@ from perdure.kernel.projection import RunRow, child_row
 from perdure.kernel.state import fold
 from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
+from perdure.ports.blobs import sources_of
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Head, append_one
 from perdure.ports.store import Store
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 
 class StoreClient:
@@ -98,6 +103,17 @@ class StoreClient:
                 await self._locks.locker.close()
             self.items.close()
             await self.store.close()
+
+    # --- programs that are not here -------------------------------------------------------------------------------
+
+    async def stored_structures(self, batches: Sequence[Batch]) -> dict[str, bytes]:
+        """The structures that a run and its children were executed with, by id."""
+        sources = await sources_of(self.store.blobs, batches)
+        return {id: source.structure for id, source in sources.items() if source.structure}
+
+    async def stored_program(self, batches: Sequence[Batch], path: str = "") -> Program | None:
+        """The program of a run, or of its child at an op path, from its stored structure; None if it has none."""
+        return self.structures.program(await self.stored_structures(batches), batches, path)
 
     @property
     def is_open(self) -> bool:

@@ -82,7 +82,7 @@ class Forks:
         """
         run, batches = await self.origin(id)
         found = forks.ops(batches)
-        flow = self._dataflow(run)
+        flow = await self._dataflow(run, batches)
         chunk, item = chunk_of(check_text(step, "step"), found)
         if flow is None:
             op = forks.find(found, step)
@@ -110,7 +110,7 @@ class Forks:
         if not values:
             raise UsageError(f"update_state({id!r}) without values would change nothing; start it again, or retry it")
         run, batches = await self.origin(id)
-        flow = self._dataflow(run)
+        flow = await self._dataflow(run, batches)
         if flow is None:
             raise UsageError(
                 f"update_state({id!r}): {run.program} is no graph that is known here; fork it with values="
@@ -171,7 +171,7 @@ class Forks:
 
     async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
         """Outcomes by op path: those of a graph may be given by the names of its values."""
-        flow, found = self._dataflow(run), forks.ops(batches)
+        flow, found = await self._dataflow(run, batches), forks.ops(batches)
         if flow is None or all(name in found for name in values):
             return dict(values)
         began = {path: op.began for path, op in found.items()}
@@ -209,8 +209,9 @@ class Forks:
         part[path[-1]] = msgspec.json.decode(self._base.codec.encode(value, f"the value of {op}"))
         return known
 
-    def _dataflow(self, run: RunRow) -> Dataflow | None:
-        program = self._gateway.find_program(run.program, run.version)
+    async def _dataflow(self, run: RunRow, batches: Sequence[Batch]) -> Dataflow | None:
+        """What depends on what in a graph, also where only its structure is known."""
+        program = self._gateway.find_program(run.program, run.version) or await self._base.stored_program(batches)
         return None if program is None else program.dataflow
 
     async def _begin(self, run: RunRow, run_id: str, started: RunStarted, past: Sequence[Batch]) -> RunHandle[Any]:

@@ -69,7 +69,6 @@ from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
 from perdure.kernel.values.items import KEY, Items, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
-from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
@@ -270,7 +269,7 @@ class Queries:
             short = sum(len(batch.events) for batch in batches) <= REPLAYED
             wanted = inputs or (inputs is None and (short or (program is not None and program.decides)))
             replayed = await self._gateway.step_arguments(run, batches, missed) if wanted else {}
-            if not missed.whole and (structures := await self._structures(batches)):
+            if not missed.whole and (structures := await self._base.stored_structures(batches)):
                 # The code is not here, or does not fit.
                 payloads = self._base.payloads
                 started, whole = await payloads.with_input(batches), await payloads.inflate(batches)
@@ -383,13 +382,7 @@ class Queries:
     async def _program(self, run: RunRow, batches: Sequence[Batch]) -> Program | None:
         """The program of a run, from here or from its stored structure; None if neither is known."""
         found = self._gateway.find_program(run.program, run.version)
-        structures = {} if found is not None else await self._structures(batches)
-        return found or self._base.structures.program(structures, batches, child_path(run))
-
-    async def _structures(self, batches: Sequence[Batch]) -> dict[str, bytes]:
-        """The structures that a run was executed with."""
-        sources = await sources_of(self._base.store.blobs, batches)
-        return {id: source.structure for id, source in sources.items() if source.structure}
+        return found or await self._base.stored_program(batches, child_path(run))
 
     async def items(
         self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100

@@ -194,6 +194,10 @@ class Program(Protocol):
         """Changes of its source that may let a run continue which was executed with the source `recorded`."""
         return ()
 
+    def rewired(self, recorded: Source, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
+        """A divergence at an op, of a run with the structure `recorded`, if the op takes a value from elsewhere now."""
+        return None
+
     def drawn(self, statuses: Mapping[str, str], format: str, depth: int | None) -> str:
         """A run as a diagram, given the statuses of its ops by path. Raises UsageError for a program without one."""
         raise UsageError(f"{self.name!r} is a workflow in code, which has no diagram; only runs of graphs are drawn")

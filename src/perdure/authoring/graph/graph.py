@@ -21,10 +21,11 @@ from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step
 from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, reached
+from perdure.authoring.dataflow.changes import rewired
 from perdure.authoring.dataflow.chunks import ChunkExecution
 from perdure.authoring.dataflow.dependence import Dependence, turn_of
 from perdure.authoring.dataflow.execution import DataflowExecution
-from perdure.authoring.dataflow.manifest import Manifest, manifest_of
+from perdure.authoring.dataflow.manifest import Manifest, manifest_of, read_structure
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
 from perdure.authoring.dataflow.values import OrSkipped
@@ -33,6 +34,7 @@ from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable, UnknownProgram
+from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
@@ -539,6 +541,11 @@ class Graph(Program, Generic[P, R]):
             return Source(structure=msgspec.json.encode(self.manifest()))
         except RecursionError:
             return NO_SOURCE  # graphs in graphs, a thousand deep: their runs are not explained
+
+    def rewired(self, recorded: Source, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
+        """Both sides of a divergence, where a node takes a value from elsewhere than when it ran."""
+        before = read_structure(recorded.structure)
+        return None if before is None else rewired(before, self.manifest(), op, divergence, seq, id)
 
     def open(
         self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY

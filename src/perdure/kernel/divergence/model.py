@@ -19,6 +19,8 @@ class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str = ""
     # The queue of a remote step.
     queue: str = ""
+    # Of a node whose sources have changed: where it takes them from, as in `order = input.order`.
+    takes: str = ""
 
     def __str__(self) -> str:
         """`step charge:0`."""
@@ -51,8 +53,8 @@ class Raised(msgspec.Struct, frozen=True):
 class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the code departs from a journal, what has changed, and the fix.
 
-    `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more`, `branch`, or `raised`
-    for code that raises an exception where the run went on.
+    `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more`, `branch`, `rewired`
+    for a node that takes a value from elsewhere, or `raised` for code that raises an exception where the run went on.
     """
 
     change: str
@@ -73,13 +75,18 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         """The change, both sides with their lines, and the fix."""
         now, last = self.current, self.last
+        if now is not None and (self.recorded.takes or now.takes):
+            width = max(len(self.recorded.takes), len(now.takes))
+            sides = [("recorded", self.recorded), ("now", now)]
+            lines = [f"  {side:<8}  {op.path}  {op.takes:<{width}}  ({op.source})" for side, op in sides]
+            return "\n".join([self.title, "", *lines, "", self.fix])
         shown = "nothing of the kind" if now is None else now.code or "the end" if now.kind == "end" else str(now)
         where = now.source if now is not None else ""
         if last is not None and not where:
             shown, where = f"{shown}, after {last}", last.source
-        sides = [("recorded", str(self.recorded), self.recorded.source), ("now", shown, where)]
-        width = max(len(what) for _, what, _ in sides)
-        lines = [f"  {side:<8}  {what:<{width}}  {where}".rstrip() for side, what, where in sides]
+        texts = [("recorded", str(self.recorded), self.recorded.source), ("now", shown, where)]
+        width = max(len(what) for _, what, _ in texts)
+        lines = [f"  {side:<8}  {what:<{width}}  {where}".rstrip() for side, what, where in texts]
         code = now.code if now is not None and now.kind != "end" else last.code if last is not None else ""
         if code:
             lines.append(f"            {code[:88]}")

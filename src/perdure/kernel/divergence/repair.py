@@ -79,6 +79,20 @@ def executing(batches: Sequence[Batch], op: str) -> tuple[str, str, str]:
     return found
 
 
+def structured(batches: Sequence[Batch], op: str, seq: int) -> tuple[str, str, str, str]:
+    """The innermost execution around an op that has a structure of its own: its op path, program, version and that."""
+    started = batches[0].events[0]
+    assert isinstance(started, RunStarted)
+    found = ("", started.program, started.version, code_at(batches, seq))
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, ChildStarted) and event.structure and op.startswith(event.op + "/"):
+                found = max(
+                    found, (event.op, event.program, event.version, event.structure), key=lambda one: len(one[0])
+                )
+    return found
+
+
 class Repairs:
     """Tries repairs for the runs of one set of programs. What helped one run is tried first for the next like it."""
 
@@ -111,6 +125,10 @@ class Repairs:
         if not isinstance(error, Diverged | NotDecodable) or error.divergence is None:
             return error
         divergence, now = error.divergence, error.divergence.current
+        if isinstance(error, Diverged):
+            found = self._rewired(divergence, batches, sources, error.seq)
+            if found is not None:
+                return Diverged(error.seq, found)
         _, name, version = executing(batches, divergence.op)
         if not self.programs.serves(name, version):
             return error
@@ -129,6 +147,19 @@ class Repairs:
             fix = f"{_upper(repair.what)}:\n\n{shown}\n\n{_APPLY}\n\nOther ways:\n\n{divergence.fix}"
             divergence = msgspec.structs.replace(divergence, fix=fix, patch=repair.diff)
         return Diverged(error.seq, divergence) if isinstance(error, Diverged) else error.explained(divergence)
+
+    def _rewired(
+        self, divergence: Divergence, batches: Sequence[Batch], sources: Mapping[str, Source], seq: int
+    ) -> Divergence | None:
+        """The divergence with both sides, where a program with a structure takes a value from elsewhere now."""
+        path, name, version, structure = structured(batches, divergence.op, seq)
+        recorded = sources.get(structure, NO_SOURCE)
+        if not recorded.structure or not self.programs.serves(name, version):
+            return None
+        op = divergence.op[len(path) + 1 :] if path else divergence.op
+        program, started = self.programs.find(name, version), batches[0].events[0]
+        id = started.id if isinstance(started, RunStarted) else ""
+        return program.rewired(recorded, op, divergence, seq, id)
 
     def _try(
         self,
