@@ -88,6 +88,11 @@ def against(workload: str, system: str, factor: float, unit: str = "steps/s") ->
     return Bar(engine(workload), True, factor, unit, reference=Figure(system, workload))
 
 
+def beside_code(workload: str) -> Bar:
+    """A node costs at most what a step of code does."""
+    return Bar(engine(workload), True, 1, "nodes/s / steps of code/s", reference=engine(workload, "code_per_second"))
+
+
 def linear(workload: str, large: str, small: str, unit: str) -> Bar:
     """What one costs among many, beside what it costs among few."""
     return Bar(engine(workload, large), False, 1.15, f"µs/{unit}", reference=engine(workload, small))
@@ -131,21 +136,9 @@ BARS: Sequence[Bar] = (
     Bar(engine("timers", "late_max_s"), False, 3, "s late at most, 20,000 timers"),
     Bar(engine("timers", "early"), False, 0, "timers early"),
     Bar(engine("timers", "not_once"), False, 0, "timers not fired once"),
-    Bar(
-        engine("graph-chain"),
-        True,
-        1.0,
-        "nodes/s / steps of code/s",
-        reference=engine("graph-chain", "code_per_second"),
-    ),
+    beside_code("graph-chain"),
     against("graph-chain", "langgraph", 10, "nodes/s"),
-    Bar(
-        engine("graph-fanout"),
-        True,
-        1.0,
-        "nodes/s / steps of code/s",
-        reference=engine("graph-fanout", "code_per_second"),
-    ),
+    beside_code("graph-fanout"),
     against("graph-fanout", "langgraph", 10, "nodes/s"),
     linear("graph-growth", "chain_large_us", "chain_small_us", "node, chain of 10,000 / 1,000"),
     linear("graph-growth", "fanout_large_us", "fanout_small_us", "node, fan-out of 10,000 / 1,000"),
