@@ -34,6 +34,7 @@ from perdure.kernel.inbound import (
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.projection import child_path
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.arguments import digest_alone
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.items import has_references
 
@@ -199,9 +200,11 @@ class Messages:
         """Send a run the outcome of its remote step, and say whether it counted."""
         if isinstance(outcome, StepSucceeded):
             what = f"the result of {outcome.op}"
-            inline = self._base.payloads.fits_inline(len(outcome.value), what) or has_references(bytes(outcome.value))
+            data = bytes(outcome.value)
+            inline = self._base.payloads.fits_inline(len(data), what) or has_references(data)
             if not inline:
-                outcome = replace(outcome, blob=await self._base.payloads.offload(bytes(outcome.value), what))
+                blob = await self._base.payloads.offload(data, what)
+                outcome = replace(outcome, blob=blob, digest=digest_alone(data))
         verdict = await self.send_decided(run_id, lambda state: inbound.report(state, outcome))
         return "accepted" if isinstance(verdict, Accepted) else "dropped"
 

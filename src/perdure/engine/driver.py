@@ -47,8 +47,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -80,7 +81,7 @@ from perdure.kernel.plan import Call, Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
-from perdure.kernel.values.arguments import named_input, positional_names
+from perdure.kernel.values.arguments import digest_alone, named_input, positional_names
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.items import has_references
 from perdure.kernel.values.raised import contained
@@ -331,7 +332,9 @@ class Driver:
             elif isinstance(blob, BaseException):
                 self._step_failed(call, blob)
             else:
-                recorded = StepSucceeded(call.command.op, NULL, call.attempt, blob, call.failed is not None)
+                recorded = StepSucceeded(
+                    call.command.op, NULL, call.attempt, blob, call.failed is not None, digest=digest_alone(data)
+                )
                 self._record_offloaded(recorded, Raw(data), decoded)
         except BaseException as broken:
             self.broke(contained(broken))
@@ -418,6 +421,8 @@ class Driver:
                 self._fold(delivery, delivery)
                 planned = None
                 continue
+            if self.replay.wanted:
+                self._load_wanted()
             finish = wishes.get(FINISH)
             # An engine that shuts down records outcomes and ends, and begins nothing: the next owner does.
             if not (wishes or held) or (self.services.closing and finish is None):
@@ -433,6 +438,8 @@ class Driver:
                     break
                 planned = None
                 continue
+            if self.replay.referring and self._load_arguments(commands):
+                break
             planned = plan(self.state, commands, self.moment())
         if wishes or held or self.state.held:
             self._note_held(len(wishes) + len(held))
@@ -514,6 +521,9 @@ class Driver:
 
     def _keep_value(self, wish: Finish | StartChild | RunStep) -> None:
         if isinstance(wish, RunStep):
+            if wish.references:
+                self._load_arguments([wish])
+                return
             what, data = f"the input of {wish.op}", wish.inputs
         elif isinstance(wish, StartChild):
             what, data = f"the input of {wish.op}", wish.input
@@ -565,6 +575,42 @@ class Driver:
         else:
             self.replay.wishes[wish.op] = msgspec.structs.replace(wish, blob=blob)
         self._pump(None)
+
+    def _load_wanted(self) -> None:
+        """Load the values that the program needs, and hand them to it."""
+
+        def given(values: Mapping[str, Raw]) -> None:
+            for blob, value in values.items():
+                self.replay.give(blob, value, self.moment())
+
+        for blob in self.replay.wanted:
+            self._load(f"blob {blob}", [blob], given)
+
+    def _load_arguments(self, commands: Iterable[Command]) -> bool:
+        """Load the arguments of steps that are about to begin and have them in blobs. Whether there are any."""
+        lacking = [one for one in commands if isinstance(one, RunStep) and one.references]
+        for command in lacking:
+            blobs = [blob for _, blob in command.references]
+            self._load(command.op, blobs, partial(self.replay.resolve, command.op))
+        return bool(lacking)
+
+    def _load(self, key: str, blobs: Sequence[str], then: Callable[[Mapping[str, Raw]], None]) -> None:
+        """Load values from blobs. Until they are there, nothing is planned."""
+        if key in self._offloading:
+            return
+        self._offloading.add(key)
+
+        def loaded(task: asyncio.Task[dict[str, Raw]]) -> None:
+            try:
+                self._offloading.discard(key)
+                if not self.closed and not task.cancelled():
+                    then(task.result())
+                    self._pump(None)
+            except BaseException as error:
+                self.broke(contained(error))
+
+        load = self.services.payloads.load_patiently(blobs, self._gone)
+        self.services.loop.create_task(load).add_done_callback(loaded)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
         """Offload a value, and call `then` with its blob's id or the error."""

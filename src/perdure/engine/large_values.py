@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -16,14 +16,17 @@ from perdure.kernel.events import (
     NULL,
     AnyEvent,
     Batch,
-    ChildStarted,
     InputReplaced,
     RunClaimed,
+    RunForked,
     RunResumed,
     RunStarted,
+    blob_of,
+    with_value,
 )
+from perdure.kernel.program import ByReference
+from perdure.kernel.replay import Replay
 from perdure.kernel.values.limits import Limits, place
-from perdure.ports.appends import blob_of
 from perdure.ports.blobs import Blobs
 
 # The backoff while the store is unavailable.
@@ -70,6 +73,19 @@ class Payloads:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, LAST_RETRY)
 
+    async def load_patiently(self, blobs: Sequence[str], given_up: Callable[[], bool]) -> dict[str, Raw]:
+        """As `load_all`, but retry while the store is unavailable."""
+        wait = FIRST_RETRY
+        while True:
+            try:
+                return await self.load_all(blobs)
+            except StoreUnavailable as error:
+                if given_up():
+                    raise
+                log.warning("%s; retrying to load %s", error, ", ".join(blobs))
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, LAST_RETRY)
+
     async def load(self, blob: str, value: Raw) -> Raw:
         """The value itself, from the event or the blob store."""
         if not blob:
@@ -79,19 +95,36 @@ class Payloads:
             raise Corrupt(f"the blob {blob}", "it is missing")
         return Raw(data)
 
+    async def load_all(self, blobs: Iterable[str]) -> dict[str, Raw]:
+        """The values in blobs, by id."""
+        return {blob: await self.load(blob, NULL) for blob in blobs}
+
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches with offloaded values in place, as the program saw them first."""
-        if not any(blob_of(event) for batch in batches for event in batch.events):
-            return batches
-        return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
+        blobs = {blob for event in _events(batches) if (blob := blob_of(event))}
+        return inflated(batches, await self.load_all(blobs)) if blobs else batches
 
-    async def _inflate(self, event: AnyEvent) -> AnyEvent:
-        blob = blob_of(event)
-        if not blob:
-            return event
-        value = await self.load(blob, NULL)
-        field = "input" if isinstance(event, ChildStarted) else "value"
-        return msgspec.structs.replace(event, **{field: value})
+    async def inflate_needed(
+        self,
+        batches: Sequence[Batch],
+        opened: Callable[[], Replay],
+        call: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> Sequence[Batch]:
+        """The batches with those offloaded values in place that the program needs to continue.
+
+        All of them, unless it can hand them on by reference. `opened` opens a replay of the journal; `call` calls a
+        function from a callback of the loop: a body must not be driven inside a task.
+        """
+        if not any(blob_of(event) for event in _events(batches)):
+            return batches
+        needed: dict[str, Raw] = {}
+        edited = any(isinstance(event, RunForked) and event.inputs for event in _events(batches))
+        survey = None if edited else Survey(opened, batches)
+        while survey is not None and not survey.over:
+            await call(survey.advance)
+            survey.values = await self.load_all(survey.lacking)
+            needed |= survey.values
+        return await self.inflate(batches) if survey is None or survey.misfit else inflated(batches, needed)
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
         """The RunStarted of a run with its input in place and the version it is pinned to."""
@@ -110,6 +143,53 @@ class Payloads:
             # Its items may be in blobs, which the program does not read.
             started = msgspec.structs.replace(started, input=await self._items.of_chunk(started.input))
         return started
+
+
+class Survey:
+    """A replay that finds out which values the program needs of a journal, some at a time."""
+
+    def __init__(self, opened: Callable[[], Replay], batches: Sequence[Batch]) -> None:
+        self._opened, self._batches = opened, batches
+        self._replay: Replay | None = None
+        self._steps: Generator[Collection[str], Mapping[str, Raw], None] | None = None
+        # What is needed now, and what the caller has loaded of it.
+        self.lacking: Collection[str] = ()
+        self.values: Mapping[str, Raw] = {}
+        # Whether all is known, or will never be: the program does not fit, or takes no references.
+        self.over = self.misfit = False
+
+    def advance(self) -> None:
+        """Go on with the values that were needed, until others are."""
+        lacking, self.lacking = self.lacking, ()
+        try:
+            if self._steps is None:
+                self._replay = self._opened()
+                if not isinstance(self._replay.execution, ByReference):
+                    self._end(misfit=True)
+                    return
+                self._steps = self._replay.fold_by_reference(self._batches)
+                self.lacking = next(self._steps)
+            else:
+                self.lacking = self._steps.send({blob: self.values[blob] for blob in lacking})
+        except StopIteration:
+            self._end()
+        except Exception:  # the replay that follows explains it
+            self._end(misfit=True)
+
+    def _end(self, *, misfit: bool = False) -> None:
+        self.over, self.misfit = True, misfit
+        if self._replay is not None:
+            self._replay.close()
+
+
+def inflated(batches: Sequence[Batch], values: Mapping[str, Raw]) -> list[Batch]:
+    """The batches with these values of blobs in place."""
+
+    def whole(event: AnyEvent) -> AnyEvent:
+        value = values.get(blob_of(event))
+        return event if value is None else with_value(event, value)
+
+    return [Batch(batch.seq, batch.at, [whole(event) for event in batch.events]) for batch in batches]
 
 
 def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:

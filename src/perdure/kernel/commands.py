@@ -79,6 +79,16 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     refused: Failure | None = None
     # For a remote step: the answers of `patched()` in the body.
     patches: dict[str, bool] | None = None
+    # Arguments that are in blobs: their positions in `inputs`, where they are null, and the ids of the blobs. They are
+    # loaded when the step is about to begin.
+    references: tuple[tuple[int, str], ...] = ()
+
+
+class LoadValue(msgspec.Struct, frozen=True, gc=False):
+    """Load the value of an outcome that the program needs and that is in a blob. Is not recorded."""
+
+    op: str
+    blob: str
 
 
 class StartTimer(msgspec.Struct, frozen=True, gc=False):
@@ -201,6 +211,8 @@ class CancelKey(NamedTuple):
     op: str
 
 
-Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
+Command = (
+    RunStep | LoadValue | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
+)
 # Commands that are not in the journal yet, by op, in order.
 Wishes: TypeAlias = dict[str | CancelKey, Command]

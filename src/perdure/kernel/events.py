@@ -228,6 +228,8 @@ class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
     blob: str = ""
     fallback: bool = False
     memo: str = ""
+    # Of a value that is offloaded: all that the record of a call with it shows of it; see kernel/values/arguments.py.
+    digest: str = ""
 
 
 class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
@@ -516,6 +518,8 @@ class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
     chunks: tuple[Raw, ...] = ()
     # The version of the node, where results of another version are not reused.
     version: str = ""
+    # As in StepSucceeded.
+    digest: str = ""
 
 
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
@@ -715,3 +719,16 @@ def references(events: Iterable[AnyEvent]) -> list[str]:
         for name in ("value", "input"):
             found.update(dict.fromkeys(blobs_in(bytes(getattr(event, name, b"")))))
     return list(found)
+
+
+def blob_of(event: AnyEvent) -> str:
+    """The blob of a value that the program will see; empty where the event has the value."""
+    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
+        return event.blob
+    return event.input_blob if isinstance(event, ChildStarted) else ""
+
+
+def with_value(event: AnyEvent, value: Raw) -> AnyEvent:
+    """An event that may have a blob, with the value in place."""
+    field = "input" if isinstance(event, ChildStarted) else "value"
+    return msgspec.structs.replace(event, **{field: value})

@@ -55,6 +55,15 @@ class Watchable(Protocol):
         ...
 
 
+@runtime_checkable
+class ByReference(Protocol):
+    """An execution that takes outcomes without their values, where those are in blobs, and asks for what it needs."""
+
+    def loaded(self, blob: str, value: Raw, at: float) -> Sequence[Command]:
+        """Take a value that was asked for with LoadValue, and return the next commands of the program."""
+        ...
+
+
 class Dataflow(Protocol):
     """What depends on what in the runs of a program whose ops have no order but that of their values.
 

@@ -9,7 +9,7 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -25,6 +25,7 @@ from perdure.kernel.commands import (
     Checkpoint,
     Command,
     Finish,
+    LoadValue,
     OpenWait,
     RecordValue,
     RunStep,
@@ -42,6 +43,7 @@ from perdure.kernel.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    OutcomeKept,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -56,15 +58,25 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    blob_of,
+    with_value,
 )
 from perdure.kernel.history.edits import with_inputs
 from perdure.kernel.ids import op_name
 from perdure.kernel.misfits import check_value, expect
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_history
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import ByReference
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.values.arguments import ArgumentChange, changes, check_call, check_remote_call, same_call
+from perdure.kernel.values.arguments import (
+    ArgumentChange,
+    changes,
+    check_call,
+    check_remote_call,
+    loaded_call,
+    same_call,
+)
 from perdure.kernel.values.codec import Codec
 
 if TYPE_CHECKING:
@@ -129,7 +141,9 @@ class Replay:
         "execution",
         "held",
         "open_steps",
+        "referring",
         "state",
+        "wanted",
         "wishes",
     )
 
@@ -157,6 +171,10 @@ class Replay:
         self.held: OrderedDict[str, RunStep] = OrderedDict()
         # Commands with a value that may have to be offloaded, in order.
         self.bulky: dict[str, None] = {}
+        # Steps that have not begun, and whose arguments are in blobs in part.
+        self.referring: dict[str, None] = {}
+        # Blobs that executions need, each with the op paths of the children that do; empty for the root.
+        self.wanted: dict[str, list[str]] = {}
         # The commands of open steps: a later attempt needs them again.
         self.open_steps: dict[str, RunStep] = {}
         # Cancellations recorded without a CancelOp, by child; valid only if that child or the run ends next.
@@ -278,6 +296,8 @@ class Replay:
             self.wishes.clear()
             self.held.clear()
             self.bulky.clear()
+            self.referring.clear()
+            self.wanted.clear()
             self.open_steps.clear()
             self._close_children()
 
@@ -305,6 +325,49 @@ class Replay:
             self._diverge(given_up_op(next(iter(self._given_up.values()))[0]))
         self._check_order()
         self._issued, self._begun = None, {}
+
+    def give(self, blob: str, value: Raw, at: float) -> None:
+        """Hand a value from a blob to the executions that need it."""
+        for path in self.wanted.pop(blob, ()):
+            child = self._children.get(path)
+            execution, rules = (self.execution, self._rules) if child is None else (child.execution, child.rules)
+            if isinstance(execution, ByReference) and (child is not None or not path):
+                self._add_commands(execution.loaded(blob, value, at), path, rules, at)
+
+    def resolve(self, op: str, values: Mapping[str, Raw]) -> None:
+        """Put the arguments of a step that has not begun in place."""
+        for commands in (self.wishes, self.held):
+            command = commands.get(op)
+            if isinstance(command, RunStep) and command.references:
+                commands[op] = loaded_call(command, values)
+                self.referring.pop(op, None)
+                if command.spec.queue or command.spec.record_inputs:
+                    self.bulky[op] = None
+
+    def fold_by_reference(self, batches: Iterable[Batch]) -> Generator[Collection[str], Mapping[str, Raw], None]:
+        """Fold a journal whose large values are in blobs, and give the blobs that are needed to continue it.
+
+        Sets of ids come one after the other, whenever something cannot go on; the caller sends the values of each.
+        """
+        for batch in batches:
+            self.state.next_seq = batch.seq
+            for event in batch.events:
+                if (blob := blob_of(event)) and not self._takes_reference(event):
+                    event = with_value(event, (yield {blob})[blob])
+                self.fold(event, batch.at)
+                while self.wanted:
+                    values = yield set(self.wanted)
+                    for blob, value in values.items():
+                        self.give(blob, value, batch.at)
+        yield {blob for command in self.open_steps.values() for _, blob in command.references}
+
+    def _takes_reference(self, event: AnyEvent) -> bool:
+        """Whether an event may come without its value, which is in a blob."""
+        if isinstance(event, OutcomeKept):
+            return "/" not in event.op and isinstance(self.execution, ByReference)
+        if not isinstance(event, StepSucceeded | ChildFinished):
+            return False
+        return isinstance(self.execution_of(event.op)[0], ByReference)
 
     def commands_within(self, room: int) -> Sequence[Command]:
         """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
@@ -368,6 +431,10 @@ class Replay:
             if kind is CancelOp:
                 self._give_up(command, at)
                 continue
+            if kind is LoadValue:
+                assert isinstance(command, LoadValue)
+                self.wanted.setdefault(command.blob, []).append(path)
+                continue
             if asked is not None:
                 asked.add(command.op)
             if kind is Finish or kind is StartChild:
@@ -377,6 +444,8 @@ class Replay:
                     command = rules(command)
                 if command.spec.queue or command.spec.record_inputs:
                     self.bulky[command.op] = None
+                if command.references:
+                    self.referring[command.op] = None
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])
             wishes[command.op] = command
@@ -388,6 +457,7 @@ class Replay:
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if wished is not None:
             self.bulky.pop(command.op, None)
+            self.referring.pop(command.op, None)
             self._forget(command.op)
         if self._issued is not None and wished is not None:
             number, local = self._issued.get(command.op, (self.state.next_seq, False))
@@ -483,6 +553,7 @@ class Replay:
                 self.wishes.pop(op, None)
                 self.wishes.pop(CancelKey(op), None)
                 self.bulky.pop(op, None)
+                self.referring.pop(op, None)
                 self.held.pop(op, None)
                 self.open_steps.pop(op, None)
             left += [op for op in child.asked if op in self._children]
@@ -519,6 +590,8 @@ class Replay:
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]
         self.bulky.pop(event.op, None)
+        if command.references:
+            self.referring.pop(event.op, None)
         if command.spec.queue and event.inputs:
             command = replace(command, inputs_hash=event.inputs)  # as its worker gets it
         self.open_steps[event.op] = command

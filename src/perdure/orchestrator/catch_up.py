@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
@@ -21,8 +21,9 @@ from perdure.ports.journal import Journal
 class CatchUp:
     """Reads the ends of journals, or all of one where its end is not enough.
 
-    `rejoin` gives a run a new driver on its whole journal, `settle` sees to a run that has caught up, `evict` takes a
-    driver out of memory, `broke` parks a run that an error of the engine stopped.
+    `inflate` puts the values in place that a journal has offloaded, `rejoin` gives a run a new driver on its whole
+    journal, `settle` sees to a run that has caught up, `evict` takes a driver out of memory, `broke` parks a run that
+    an error of the engine stopped.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CatchUp:
         locks: RunLocks,
         parking: Parking,
         *,
+        inflate: Callable[[str, RunStarted, Sequence[Batch]], Awaitable[Sequence[Batch]]],
         rejoin: Callable[[Driver, RunStarted, Sequence[Batch]], None],
         settle: Callable[[Driver], None],
         evict: Callable[[Driver], None],
@@ -42,6 +44,7 @@ class CatchUp:
     ) -> None:
         self._runs, self._lifecycle, self._journal, self._payloads = runs, lifecycle, journal, payloads
         self._turns, self._locks, self._parking = turns, locks, parking
+        self._inflate = inflate
         self._rejoin, self._settle, self._evict, self._broke = rejoin, settle, evict, broke
 
     async def poll(self, run_ids: Collection[str] | None = None) -> None:
@@ -79,8 +82,9 @@ class CatchUp:
         try:
             if driver.saved and await self._read_tail(driver):
                 return True
-            batches = await self._payloads.inflate(await self._journal.read(driver.run_id))
-            started = await self._payloads.with_input(batches)
+            journal = await self._journal.read(driver.run_id)
+            started = await self._payloads.with_input(journal)
+            batches = await self._inflate(driver.run_id, started, journal)
         except StoreUnavailable:
             return False
         except PerdureError as error:

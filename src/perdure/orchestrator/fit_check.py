@@ -277,7 +277,7 @@ class FitCheck:
                 continue
             try:
                 started = await orchestrator.payloads.with_input(batches)
-                found.append(Checked(row, started, await orchestrator.payloads.inflate(batches)))
+                found.append(Checked(row, started, await orchestrator.loader.inflate(row.run_id, started, batches)))
             except StoreUnavailable:
                 raise
             except PerdureError:

@@ -27,6 +27,7 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownProgram,
     UnknownVersion,
+    UsageError,
 )
 from perdure.kernel.claims import claim_in_force, stays_parked
 from perdure.kernel.divergence.recorder import explained, follow, follow_parts
@@ -439,6 +440,11 @@ class Loader:
 
         return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind)
 
+    async def inflate(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """A journal with the offloaded values in place that its program needs; all, if it has none here."""
+        opened = partial(self._open, started, run_id, batches)
+        return await self._payloads.inflate_needed(batches, opened, self._lifecycle.in_callback)
+
     def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, None]:
         """Raise what would keep a run from continuing here; the caller may pause between parts of a long journal.
 
@@ -457,7 +463,8 @@ class Loader:
 
     async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
         """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
-        started, whole = await self._payloads.with_input(batches), await self._payloads.inflate(batches)
+        started = await self._payloads.with_input(batches)
+        whole = await self.inflate(run_id, started, batches)
         await self._lifecycle.in_callback(lambda: self._check(run_id, started, whole))
 
     async def explained(self, run_id: str, error: NotDecodable) -> Exception:
@@ -499,6 +506,7 @@ class Loader:
                 for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
                     self.turn_over(run_id)
             ours, missed = await self._claim_lost(ours, slots, request)
+            ours = [one for one in ours if await self._load_needed(one)]
 
             def install(ours: Sequence[Ready] = ours) -> None:
                 for one in ours:
@@ -540,7 +548,8 @@ class Loader:
                 if not batches and await self._store.runs.get(run_id) is None:
                     continue  # its start was refused, and there is no such run
                 started = await self._payloads.with_input(batches)
-                ready.append(Ready(run_id, started, await self._payloads.inflate(batches)))
+                later = self._takes_references(started)
+                ready.append(Ready(run_id, started, batches if later else await self._payloads.inflate(batches)))
             except StoreUnavailable:
                 raise  # out of reach is not damaged
             except PerdureError as error:
@@ -548,6 +557,30 @@ class Loader:
             except Exception as error:  # whatever it is, it stops this run and no other
                 await self._parking.park_unread(run_id, f"{type(error).__name__}: {error}")
         return ready
+
+    def _takes_references(self, started: RunStarted) -> bool:
+        """Whether the program of a run hands values on by reference: what it needs of them only its replay can tell."""
+        try:
+            known = started.program in self._programs and self._programs.is_loaded(started.program)
+            return known and self._programs.find(started.program, started.version).dataflow is not None
+        except UsageError:
+            return False
+
+    async def _load_needed(self, one: Ready) -> bool:
+        """Load the values that a run needs to continue; it may be ours already. False: it is parked instead."""
+        while self._takes_references(one.started):
+            try:
+                one.batches = await self.inflate(one.run_id, one.started, one.batches)
+                break
+            except StoreUnavailable:
+                if self._lifecycle.leaving:
+                    raise
+                await asyncio.sleep(self._lifecycle.config.store_retry)
+            except Exception as error:
+                self._runs.mark_parked(one.run_id)
+                await self._parking.park_unread(one.run_id, str(error))
+                return False
+        return True
 
     def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
         """Whether a run is to continue here, by the end of its journal: only a likely owner should pay for replay."""

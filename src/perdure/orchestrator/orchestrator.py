@@ -194,6 +194,7 @@ class Orchestrator:
             self.turns,
             self.locks,
             self.parking,
+            inflate=self.loader.inflate,
             rejoin=self.loader.rejoin,
             settle=self._caught_up,
             evict=self.evict,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, ChildStarted, OutcomeKept, StepSucceeded
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    ChildStarted,
+    OutcomeKept,
+    StepSucceeded,
+    blob_of,
+    with_value,
+)
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
@@ -34,16 +42,8 @@ def create(run_id: str, batches: Sequence[Batch]) -> Append:
     return Append(run_id, 0, batches, row(state), children=child_rows(state))
 
 
-def blob_of(event: AnyEvent) -> str:
-    """The blob of a value that the program will see; empty where the event has the value."""
-    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
-        return event.blob
-    return event.input_blob if isinstance(event, ChildStarted) else ""
-
-
 def as_kept(event: AnyEvent) -> AnyEvent:
     """An event as the journal keeps it: without a value that is offloaded."""
     if not blob_of(event):
         return event
-    field = "input" if isinstance(event, ChildStarted) else "value"
-    return msgspec.structs.replace(event, **{field: NULL})
+    return with_value(event, NULL)

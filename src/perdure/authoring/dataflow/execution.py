@@ -29,6 +29,7 @@ from perdure.authoring.dataflow.plan import (
     Plan,
     Source,
     outputs_of,
+    passed_on,
 )
 from perdure.authoring.dataflow.values import Value, as_object, joined, record
 from perdure.errors import (
@@ -46,6 +47,7 @@ from perdure.kernel.commands import (
     CancelOp,
     Command,
     Finish,
+    LoadValue,
     OpenWait,
     RecordValue,
     RunStep,
@@ -135,6 +137,10 @@ class DataflowExecution:
         # Open ops, by path; and how many of them end by themselves: steps and children.
         self._open: dict[str, int] = {}
         self._running = 0
+        # By blob: outcomes whose values are being loaded, and values that the result needs.
+        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value]] = {}
+        # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
+        self._passed_on: list[bool] = []
         self._maps: dict[int, ItemMap | ChunkMap] = {}
         # While a turn is prepared: the nodes that had no value for it, and the first whose value is required.
         self._lost: list[int] = []
@@ -161,6 +167,20 @@ class DataflowExecution:
             self._turn(heapq.heappop(self._ready))
         self._check_end()
         commands, self._commands = self._commands, []
+        return commands
+
+    def loaded(self, blob: str, value: Raw, at: float) -> Sequence[Command]:
+        """Take a value that was asked for with LoadValue."""
+        commands: list[Command] = []
+        for awaited in self._awaited.pop(blob, ()):
+            if isinstance(awaited, Value):
+                awaited.data = bytes(value)
+            else:
+                commands += self.advance(msgspec.structs.replace(awaited, value=value, blob=""), at)
+        if not self._finished:
+            self._check_end()
+        commands += self._commands
+        self._commands = []
         return commands
 
     def close(self) -> None:
@@ -204,12 +224,36 @@ class DataflowExecution:
 
     def _apply_step_succeeded(self, event: StepSucceeded) -> None:
         number = self._open.pop(event.op, None)
-        if number is not None:
-            self._running -= 1
-            if number in self._maps:
-                self._item_done(number, event.op, Value(event.value))
-            else:
-                self._done(number, Value(event.value))
+        if number is None:
+            return
+        value = Value(event.value)
+        if event.blob and event.value == NULL:
+            if event.digest and self._is_passed_on(number):
+                value = Value(b"", event.blob, event.digest)
+            elif self._awaits(number, event):
+                return
+        self._running -= 1
+        if number in self._maps:
+            self._item_done(number, event.op, value)
+        else:
+            self._done(number, value)
+
+    def _is_passed_on(self, number: int) -> bool:
+        if not self._passed_on:
+            self._passed_on = passed_on(self._plan)
+        return self._passed_on[number]
+
+    def _awaits(self, number: int, event: StepSucceeded | ChildFinished) -> bool:
+        """Whether the outcome of an op has to wait for its value, which is in a blob; not if no node takes it."""
+        if number not in self._maps and not self._readers[number] and number not in self._plan.kept:
+            return False
+        self._open[event.op] = number
+        self._load(event.op, event.blob, event)
+        return True
+
+    def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value) -> None:
+        self._awaited.setdefault(blob, []).append(of)
+        self._commands.append(LoadValue(op, blob))
 
     def _apply_step_skipped(self, event: StepSkipped) -> None:
         number = self._open.pop(event.op, None)
@@ -250,7 +294,7 @@ class DataflowExecution:
 
     def _apply_child_finished(self, event: ChildFinished) -> None:
         number = self._open.pop(event.op, None)
-        if number is None:
+        if number is None or (event.blob and event.value == NULL and self._awaits(number, event)):
             return
         self._running -= 1
         if event.status is RunStatus.BAILED and self._can_drain(number):
@@ -447,19 +491,29 @@ class DataflowExecution:
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
         spec = node.spec
         assert spec is not None
-        data = joined(list(arguments.values()))
+        values, references = list(arguments.values()), tuple[tuple[int, str], ...]()
+        if self._passed_on:
+            references = tuple([(position, value.blob) for position, value in enumerate(values) if not value.data])
+            values = [value if value.data else _NONE for value in values]
+        data = joined(values)
         given = len(arguments)
         keywords: tuple[str, ...] = ()
         if given < len(node.arguments) or (given and node.arguments[-1].keyword):
             # What follows an argument that is left out is given by name.
             given = next((n for n, one in enumerate(node.arguments) if one.keyword or one.name not in arguments), given)
             keywords = tuple(arguments)[given:]
-        if not keywords and len(data) <= ALL_SMALL and given < len(spec.prefixes) and VERSION_KEY not in data:
+        if (
+            not references
+            and not keywords
+            and len(data) <= ALL_SMALL
+            and given < len(spec.prefixes)
+            and VERSION_KEY not in data
+        ):
             text = spec.prefixes[given] + data.decode()
         else:
             text = record(arguments)
         patches = dict(self.patches) if spec.queue and self.patches else None
-        return RunStep(op, spec, data, text, given, keywords, node.where, patches=patches)
+        return RunStep(op, spec, data, text, given, keywords, node.where, patches=patches, references=references)
 
     def _decide(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         gate = node.gate
@@ -774,7 +828,7 @@ class DataflowExecution:
                 self._finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
         elif self._stopping or not self._left[0]:
             if self._failure is None:
-                self._finish(Finish(RunStatus.COMPLETED, self._result()))
+                self._complete()
             elif not self._running:
                 if self.noted is not None:
                     self._note_blocked()
@@ -783,6 +837,22 @@ class DataflowExecution:
     def _finish(self, finish: Finish) -> None:
         self._finished = True
         self._commands.append(finish)
+
+    def _complete(self) -> None:
+        if not self._passed_on:
+            self._finish(Finish(RunStatus.COMPLETED, self._result()))
+            return
+        if self._awaited:
+            return
+        found = [value for _, source in self._plan.results if (value := self._find(source)) is not None]
+        lacking = [value for value in found if not value.data]
+        if lacking and self._plan.single:
+            self._finish(Finish(RunStatus.COMPLETED, blob=lacking[0].blob))
+            return
+        for value in lacking:
+            self._load("", value.blob, value)
+        if not lacking:
+            self._finish(Finish(RunStatus.COMPLETED, self._result()))
 
     def _result(self) -> bytes:
         found: dict[str, Value] = {}

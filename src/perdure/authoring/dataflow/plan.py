@@ -14,6 +14,7 @@ import msgspec
 
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.program import Program
+from perdure.kernel.values.arguments import may_be_long
 
 Kind: TypeAlias = Literal["step", "gate", "wait", "child"]
 OnFailure: TypeAlias = Literal["stop", "continue"]
@@ -221,3 +222,32 @@ def outputs_of(node: Node) -> Iterable[Output]:
     """The values of other nodes that a node takes, also for its condition."""
     for argument in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
         yield from outputs_in(argument.source)
+
+
+def passed_on(plan: Plan) -> list[bool]:
+    """By node: whether its value is handed on as it is to steps and the result: nothing looks into it before."""
+    found = [True] * len(plan.nodes)
+    looked_into: list[Output] = [output for slot in plan.slots for output in slot.producers]
+    for _, source in plan.results:
+        looked_into += [output for output in outputs_in(source) if not _is_whole(source)]
+    for number, node in enumerate(plan.nodes):
+        if node.mapped is not None or node.program is not None:
+            found[number] = False  # the results of its items are joined, and what a program says in its result is read
+        plain = node.kind == "step" and node.mapped is None and node.when is None
+        plain = plain and not may_be_long(argument.name for argument in node.arguments)
+        sources = [argument.source for argument in node.arguments]
+        looked_into += (
+            [output for source in sources if not _is_whole(source) for output in outputs_in(source)]
+            if plain
+            else outputs_of(node)
+        )
+    for output in looked_into:
+        found[output.node] = False
+    return found
+
+
+def _is_whole(source: Source) -> bool:
+    """Whether a source is the whole value of a node."""
+    if isinstance(source, FirstOf):
+        return all(_is_whole(part) for part in source.parts)
+    return not isinstance(source, Collect) and not (isinstance(source, Output) and source.path)

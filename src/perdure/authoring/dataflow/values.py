@@ -22,13 +22,17 @@ _object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Value:
-    """An encoded value. Its digest and its elements are computed once, however many nodes take it."""
+    """An encoded value. Its digest and its elements are computed once, however many nodes take it.
 
-    __slots__ = ("_digest", "_items", "data")
+    One without data is a reference: it is in a blob, and is handed on without being loaded.
+    """
 
-    def __init__(self, data: bytes | Raw) -> None:
+    __slots__ = ("_digest", "_items", "blob", "data")
+
+    def __init__(self, data: bytes | Raw, blob: str = "", digest: str | None = None) -> None:
         self.data = bytes(data)
-        self._digest: str | None = None
+        self.blob = blob
+        self._digest = digest
         self._items: list[Value] | None = None
 
     def digest(self) -> str | None:

@@ -17,6 +17,7 @@ from perdure.kernel.commands import (
     Checkpoint,
     Command,
     Finish,
+    LoadValue,
     OpenWait,
     RecordValue,
     RunStep,
@@ -115,8 +116,8 @@ def wished_op(command: Command) -> OpView:
         return OpView(command.kind, op, op_name(op), source=command.source)
     if isinstance(command, Checkpoint):
         return OpView("checkpoint", op, op_name(op), source=command.source)
-    if isinstance(command, CancelOp):
-        return OpView("cancel", op, op_name(op))
+    if isinstance(command, CancelOp | LoadValue):
+        return OpView("cancel" if isinstance(command, CancelOp) else "value", op, op_name(op))
     return _end(command)
 
 

@@ -190,7 +190,8 @@ def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept, memo: s
     emitted: list[AnyEvent] = [ChunkAppended(op, 1, 0, kept.chunks)] if kept.chunks and not command.spec.queue else []
     if kept.kind == "succeeded":
         # Without inputs it is an outcome that a caller has given.
-        return [*emitted, StepSucceeded(op, kept.value, 1, kept.blob, memo=memo if kept.inputs else "")]
+        known = memo if kept.inputs else ""
+        return [*emitted, StepSucceeded(op, kept.value, 1, kept.blob, memo=known, digest=kept.digest)]
     if kept.kind == "skipped":
         return [*emitted, StepSkipped(op, 1, error)]
     if kept.by == BAILED:

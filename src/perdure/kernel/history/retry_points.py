@@ -332,7 +332,8 @@ class _Outcomes:
         if isinstance(event, StepSucceeded):
             # Only where results are reused by their arguments does the version of a node count.
             version = self._versions.get(op, "") if self._started.memo else ""
-            return OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks, version=version)
+            kept = OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks, version=version)
+            return msgspec.structs.replace(kept, digest=event.digest) if event.digest else kept
         if isinstance(event, StepSkipped):
             return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
         if event.cancelled:

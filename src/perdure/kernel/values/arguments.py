@@ -208,6 +208,8 @@ def check_call(command: RunStep, codec: Codec) -> None:
         return
     try:
         signature.bind(*[None] * command.positional, **dict.fromkeys(command.keywords))
+        if command.references:
+            return  # what is not loaded is checked when the step is called
         codec.decode(command.inputs, argument_types(command), what)
     except TypeError as error:
         known = f"those of {command.spec.name}{signature}".replace("'", "")
@@ -277,7 +279,7 @@ def recorded_values(values: Mapping[str, tuple[bytes | Raw, str | None]]) -> str
     small: list[Raw] = []
     for name, (value, digest) in values.items():
         name = name if name.lstrip("*").isidentifier() or name.isdecimal() else f"?{digest_of(name.encode())}"
-        if len(value) > SMALL:
+        if digest or len(value) > SMALL:
             shown.append(f"{name}#{digest or digest_of(bytes(value))}")
         else:
             shown.append(name)
@@ -299,6 +301,24 @@ def _with_rest(names: Sequence[str], values: Sequence[Raw]) -> dict[str, Raw]:
 def digest_of(data: bytes) -> str:
     """The short digest of a value in the record of a call."""
     return urlsafe_b64encode(blake2b(data, digest_size=6).digest()).decode()
+
+
+def digest_alone(data: bytes) -> str:
+    """The digest of a value if the record of a call shows no more of it than that; otherwise empty."""
+    return "" if len(data) <= SMALL or VERSION_KEY in data else digest_of(data)
+
+
+def may_be_long(names: Iterable[str]) -> bool:
+    """Whether the record of a call with arguments of these names may be too long: then it shows one digest of all."""
+    return sum(len(name) + SMALL + 2 for name in names) > _LONGEST
+
+
+def loaded_call(command: RunStep, values: Mapping[str, Raw]) -> RunStep:
+    """The same call, with the arguments in place that are in these blobs."""
+    given = _values(command.inputs)
+    for position, blob in command.references:
+        given[position] = values[blob]
+    return msgspec.structs.replace(command, inputs=msgspec.json.encode(given), references=())
 
 
 def former_hash(command: RunStep | StartChild) -> str:

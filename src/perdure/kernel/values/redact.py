@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     SnapshotTaken,
     StepFailed,
     StepStarted,
+    StepSucceeded,
 )
 from perdure.kernel.history.capsule import Capsule
 from perdure.kernel.ids import op_name
@@ -120,6 +121,8 @@ def _event(
         data = _value(old[blob] if blob else bytes(value), wanted, found)
         if blob:
             changes[blob_field] = blob_id(data)
+            if isinstance(event, StepSucceeded | OutcomeKept):
+                changes["digest"] = ""
             new[changes[blob_field]] = data
         elif data is not value:
             changes[field] = Raw(data)
