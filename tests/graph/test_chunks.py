@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, bail, connect, rule, step_context
-from perdure.graph import Graph, Items, node
+from perdure import AnswerRejected, Engine, RunStatus, bail, connect, rule, step_context
+from perdure.graph import Graph, Items, interrupt, node
 from tests.graph.running import run
 
 
@@ -323,6 +323,33 @@ async def test_a_deadline_ends_the_chunks_too() -> None:
         chunk = await engine.get(f"{handle.run_id}/fetch:0[0-1]")
         assert chunk is not None
         await engine._base.watch.ended(chunk.run_id)
+
+
+async def test_each_item_of_a_chunk_asks_for_itself_and_is_answered_through_the_run() -> None:
+    @interrupt(answer=int)
+    def really(x: int) -> str:
+        return f"{x}?"
+
+    @node
+    def doubled(x: int, really: int) -> int:
+        return x * really
+
+    review = Graph([really, doubled], name="review", output=doubled).map_over("x", chunk=2, limit=4)
+    inner = Graph([review], name="inner", output="review")
+    graph = Graph([inner], name="g", output="inner")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=[5, 6, 7, 8, 9]), id="r")
+        assert [asked.path for asked in result.interrupts] == [f"inner:0/review:0[{i}]/really:0" for i in (0, 2, 4)]
+        assert result.resume_schema is int
+        assert sorted((one.id, one.path) for one in await engine.approvals()) == [
+            ("r", asked.path) for asked in result.interrupts
+        ]
+        with pytest.raises(AnswerRejected, match="more than once"):
+            await engine.approve("r", "really", 1)
+        await engine.approve("r", "inner:0/review:0[2]/really:0", 2)
+        await engine.reject("r", "inner:0/review:0[4]/really:0", "no")
+        result = await engine.run(graph, id="r", answers={"inner:0/review:0[0]/really:0": 3})
+        assert result.status is RunStatus.FAILED
 
 
 # --- items in blobs ---------------------------------------------------------------------------------------------------

@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
+from perdure.client.chunks import ChunkReader
 from perdure.client.gateway import RunGateway, decided
 from perdure.client.state_cache import check_answer, check_signal
 from perdure.engine.turns import Turns
-from perdure.errors import NoSuchRun, StepCancelled, UsageError
+from perdure.errors import AnswerRejected, NoSuchRun, StepCancelled, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.chunks import MAP, open_chunks
 from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
@@ -39,6 +40,8 @@ from perdure.kernel.values.failures import describe
 from perdure.kernel.values.items import has_references
 
 V = TypeVar("V")
+# Decides about an approval, by its name or its path.
+Resolve: TypeAlias = Callable[[str, RunState, str], inbound.Events | Duplicate | NotFound | Finished]
 
 
 class Messages:
@@ -87,12 +90,12 @@ class Messages:
         self._base.payloads.fits_inline(len(data), f"the answer to {name!r}")
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
 
-        def decide(state: RunState, child: str) -> inbound.Events | Duplicate | NotFound | Finished:
+        def decide(name: str, state: RunState, child: str) -> inbound.Events | Duplicate | NotFound | Finished:
             now = self._base.clock.now()
             check = partial(check_answer, answer=data)
             return inbound.answer(state, name, Raw(data), key, person, now, check, child)
 
-        return _unless_own(await self.tell(id, decide), approval_id)
+        return _unless_own(await self._resolve(id, name, decide), approval_id)
 
     async def reject(
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
@@ -102,10 +105,27 @@ class Messages:
         why = check_text(reason, "the reason", MAX_REASON)
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
 
-        def decide(state: RunState, child: str) -> inbound.Events | Duplicate | NotFound | Finished:
+        def decide(name: str, state: RunState, child: str) -> inbound.Events | Duplicate | NotFound | Finished:
             return inbound.reject(state, name, why, key, person, self._base.clock.now(), child)
 
-        return _unless_own(await self.tell(id, decide), approval_id)
+        return _unless_own(await self._resolve(id, name, decide), approval_id)
+
+    async def _resolve(self, id: str, name: str, decide: Resolve) -> Accepted | Duplicate | NotFound | Finished:
+        """Resolve an approval of a run, or of one of its chunks."""
+        verdict: Accepted | Duplicate | NotFound | Finished
+        verdict = await self.tell(id, lambda state, child: decide(name, state, child))
+        found = await self._base.find(id) if isinstance(verdict, NotFound) else None
+        if found is None or found[0].root:
+            return verdict
+        store, run_id = self._base.store, found[0].run_id
+        chunks = await ChunkReader(store).under_way(fold(run_id, await store.journal.read(run_id)))
+        asked = [(chunk, op) for chunk in chunks for op in chunk.questions(name)]
+        if len(asked) > 1:
+            paths = ", ".join(f"{chunk.scope}{op}" for chunk, op in asked[:10])
+            raise AnswerRejected(name, "", f"it is asked more than once: {paths}; give the path of one of them")
+        for chunk, op in asked:
+            verdict = await self.tell(chunk.state.run_id, lambda state, child, op=op: decide(op, state, child))  # type: ignore[misc]
+        return verdict
 
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""

@@ -34,7 +34,7 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
-from perdure.kernel.chunks import ChunkOutcome, chunk_range, joined_outcomes
+from perdure.kernel.chunks import MAP, ChunkOutcome, chunk_range, joined_outcomes
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -462,9 +462,29 @@ class Queries:
                 batches = journals.get(row.run_id, [])
                 # A journal that cannot be read hides only its own approvals; `doctor` reports it.
                 if not isinstance(batches, Exception):
-                    found += approval_views(row, fold(row.run_id, batches), now)
+                    found += await self._as_asked(row, approval_views(row, fold(row.run_id, batches), now))
         wanted = [a for a in found if name in (None, a.name) and (approver is None or a.answerable_by(approver))]
         return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
+
+    async def _as_asked(self, row: RunRow, views: Sequence[ApprovalView]) -> Sequence[ApprovalView]:
+        """Questions under the run that asks them: of the items of a chunk, that is the run with the map."""
+        while row.program.startswith(MAP):
+            parent = await self._base.store.runs.get(row.parent)
+            if parent is None:
+                break
+            op = row.id.removeprefix(f"{row.parent}/")
+            views = [
+                dataclasses.replace(
+                    view,
+                    id=parent.id,
+                    run_id=parent.run_id,
+                    program=parent.program,
+                    path=f"{op[: op.rfind('/') + 1]}{view.path}",
+                )
+                for view in views
+            ]
+            row = parent
+        return views
 
     async def _lives(self, owner: str | None) -> bool:
         if owner is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
 
 from perdure.client.base import StoreClient
+from perdure.client.chunks import ChunkReader, OpenChunk
 from perdure.client.messages import Messages
 from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, RunParked, UsageError
@@ -39,7 +41,7 @@ class Rest:
             )
         run_id = run.run_id
         while True:
-            state = await self._at_rest(run_id)
+            state, chunks = await self._at_rest(run_id)
             if state.finished is not None and state.finished.continued_as:
                 run_id = state.finished.continued_as
                 continue
@@ -51,7 +53,7 @@ class Rest:
                 error = RunParked(run.id, state.parked.reason)
                 tags = dict(run.tags)
                 return RunResult(run.id, run_id, RunStatus.PARKED, error=error, program=run.program, tags=tags)
-            asked = interrupts(state, self._program, self._base.codec)
+            asked = interrupts(state, self._program, self._base.codec, chunks)
             if await self._answer(run_id, asked):
                 continue
             if self._answers and asked:
@@ -97,10 +99,13 @@ class Rest:
                 ended.cancel()
                 gone_on.cancel()
 
-    async def _at_rest(self, run_id: str) -> RunState:
-        """The state of a run as soon as it rests."""
+    async def _at_rest(self, run_id: str) -> tuple[RunState, Sequence[OpenChunk]]:
+        """The state of a run as soon as it rests, with that of its chunks."""
         state = RunState(run_id)
-        with self._base.followers.follow(run_id, status_only=True) as follower:
+        followers, reader = self._base.followers, ChunkReader(self._base.store)
+        # Chunks that ask nobody do not come to rest before they end.
+        asks = self._program is None or self._program.asks
+        with followers.follow(run_id, status_only=True) as follower:
             while True:
                 batches = await self._base.store.journal.read(run_id, state.next_seq)
                 for batch in batches:
@@ -108,7 +113,25 @@ class Rest:
                         state.fold(event, batch.at)
                 if state.started is None:
                     raise NoSuchRun(run_id)
-                if at_rest(state):
-                    return state
-                if not await follower.beyond(state.next_seq):
+                chunks = await reader.under_way(state) if asks else ()
+                if at_rest(state, [one.state for one in chunks]):
+                    return state, chunks
+                with ExitStack() as stack:
+                    waits = [follower.beyond(state.next_seq)]
+                    for chunk in chunks:
+                        of_chunk = stack.enter_context(followers.follow(chunk.state.run_id, status_only=True))
+                        waits.append(of_chunk.beyond(chunk.state.next_seq))
+                    goes_on = await (waits[0] if len(waits) == 1 else _first(waits))
+                if not goes_on and await self._base.store.runs.get(run_id) is None:
                     raise NoSuchRun(state.started.id)
+
+
+async def _first(waits: Iterable[Coroutine[Any, Any, bool]]) -> bool:
+    """What the first of several waits gives."""
+    tasks = [asyncio.ensure_future(one) for one in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return all(task.result() for task in done)
+    finally:
+        for task in tasks:
+            task.cancel()

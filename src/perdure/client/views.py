@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from perdure.client.chunks import OpenChunk
 from perdure.errors import NotDecodable
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.events import RunStatus, StepStatus, moment
@@ -393,17 +394,24 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
     }
 
 
-def interrupts(state: RunState, program: Program | None, codec: Codec) -> tuple[Interrupt, ...]:
-    """What a run and its children ask for, in the order they asked; with the types that the program has for it."""
-    return tuple(_interrupt(state, path, state.ops[path], program, codec) for path in questions(state))
+def interrupts(
+    state: RunState, program: Program | None, codec: Codec, chunks: Sequence[OpenChunk] = ()
+) -> tuple[Interrupt, ...]:
+    """What a run, its children and its chunks ask for, in order; with the types that the program has for it."""
+    return tuple(
+        _interrupt(one.state, path, one.scope, program, codec)
+        for one in (OpenChunk("", state), *chunks)
+        for path in questions(one.state)
+    )
 
 
-def _interrupt(state: RunState, path: str, op: OpenOp, program: Program | None, codec: Codec) -> Interrupt:
+def _interrupt(state: RunState, path: str, scope: str, program: Program | None, codec: Codec) -> Interrupt:
+    op = state.ops[path]
     wait, child = _wait_view(path, op), state.child_of(path)
     assert state.started is not None
     id = state.children[child].started.id or f"{state.started.id}/{child}" if child else state.started.id
     payload, schema = wait.request, wait.schema
-    types = None if program is None else program.question_types(path)
+    types = None if program is None else program.question_types(scope + path)
     if types is not None and op.opened is not None:
         shown, answer = types
         schema = schema if answer is Any else answer
@@ -411,7 +419,7 @@ def _interrupt(state: RunState, path: str, op: OpenOp, program: Program | None, 
             payload = codec.decode(op.opened.request, shown, f"the request of {wait.name!r}")
         except NotDecodable:
             pass  # the type has changed since; the value is shown all the same
-    return Interrupt(path, wait.name, wait.kind, id, payload, schema, wait.deadline, wait.approvers)
+    return Interrupt(scope + path, wait.name, wait.kind, id, payload, schema, wait.deadline, wait.approvers)
 
 
 def _wait_view(path: str, op: OpenOp) -> WaitView:

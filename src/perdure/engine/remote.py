@@ -166,38 +166,41 @@ class ChunkRun:
         self._program, self._run_id, self._items, self._started = program, run_id, items, started
         assert started.remote is not None
         self._op, self._map = started.remote.op, started.remote.map
+        # Whether its items run: it has what it keeps, and has not ended.
+        self._running = False
         # The beginning of its run, until it has what it keeps; and how it ended, while that is reported.
         self._began: AnyEvent | None = None
         self._end: Finish | None = None
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Apply one event, and return the next commands."""
+        if not self._running:
+            return self._before(event, at) if self._end is None else self._after(event, self._end)
+        commands = self._items.advance(event, at, decoded)
+        end = commands[-1] if commands else None
+        if type(end) is not Finish or end.status is RunStatus.CANCELLED:
+            return commands
+        self._running, self._end = False, end
+        return [*commands[:-1], self._reporting(end)]
+
+    def _before(self, event: AnyEvent, at: float) -> Sequence[Command]:
         if isinstance(event, RunClaimed) and self._map is not None and self._map.past:
             self._began = event
             return [self._keeping()]
-        if self._began is not None:
-            if isinstance(event, CancelRequested):
-                return [CancelOp(_KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
-            if isinstance(event, StepFailed):
-                return [Finish(RunStatus.FAILED, error=event.error)]
-            if not isinstance(event, StepSucceeded):
-                return []
-            event, self._began = self._began, None
-        if self._end is None:
-            commands = list(self._items.advance(event, at, decoded))
-            end = commands[-1] if commands else None
-            if isinstance(end, Finish) and end.status is not RunStatus.CANCELLED:
-                self._end = end
-                commands[-1] = self._reporting(end)
-            return commands
+        if self._began is not None and isinstance(event, CancelRequested):
+            return [CancelOp(_KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
+        if self._began is not None and isinstance(event, StepFailed):
+            return [Finish(RunStatus.FAILED, error=event.error)]
+        self._running = True
+        return self.advance(self._began or event, at)
+
+    def _after(self, event: AnyEvent, end: Finish) -> Sequence[Command]:
         if isinstance(event, CancelRequested):
             return [CancelOp(_REPORT), Finish(RunStatus.CANCELLED, reason=event.reason)]
         if isinstance(event, StepFailed) and event.op == _REPORT:
             return [Finish(RunStatus.FAILED, error=event.error)]
         if isinstance(event, StepSucceeded) and event.op == _REPORT:
-            if self._end.status is RunStatus.COMPLETED:
-                return [Finish(RunStatus.COMPLETED, bytes(event.value))]
-            return [self._end]
+            return [Finish(RunStatus.COMPLETED, bytes(event.value)) if end.status is RunStatus.COMPLETED else end]
         return []
 
     def _keeping(self) -> RunStep:

@@ -433,6 +433,8 @@ class StepRunner:
         return values[: command.positional], dict(zip(command.keywords, values[command.positional :], strict=True))
 
     def _types(self, command: RunStep) -> Any:
+        if not command.positional and not command.keywords:
+            return list[Any]  # a function that is made for one call, such as a report, is not kept
         # By the function, not by the spec: `.options()` makes a new spec for every call.
         key = (command.spec.fn, command.positional, command.keywords)
         found = self._argument_types.get(key)

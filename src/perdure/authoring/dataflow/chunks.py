@@ -53,7 +53,7 @@ class ChunkExecution(DataflowExecution):
         columns = columns_of(op, mapped.over, arguments)
         self._status[number] = 1
         self._maps[number] = ItemMap(
-            self._named, arguments, columns, chunk.window, chunk.most, chunk.count, chunk.first
+            self._named, arguments, columns, chunk.window, chunk.most, chunk.count, chunk.first, chunk.batch
         )
         self._go_on(number)
 

@@ -103,8 +103,8 @@ class ItemMap:
     """A map that begins its items itself. In a chunk, they are numbered from `first` on."""
 
     __slots__ = (
-        "arguments", "columns", "count", "end", "failed", "failure", "first", "first_error", "most", "next", "op",
-        "results", "running", "window",
+        "arguments", "batch", "columns", "count", "end", "failed", "failure", "first", "first_error", "most", "next",
+        "op", "results", "running", "window",
     )  # fmt: skip
 
     def __init__(
@@ -116,10 +116,11 @@ class ItemMap:
         most: int,
         count: int,
         first: int = 0,
+        batch: int = 1,
     ) -> None:
         # Nothing is kept but bytes.
         self.op, self.arguments, self.columns, self.window, self.most = op, arguments, columns, window, most
-        self.count, self.first = count, first
+        self.count, self.first, self.batch = count, first, batch
         self.results: list[bytes | None] = [None] * count
         # The item to begin next, and the one after the last that is needed.
         self.next, self.end = 0, count
@@ -130,6 +131,8 @@ class ItemMap:
 
     def begin(self) -> Iterator[tuple[str, dict[str, Value]]]:
         """Items that begin now, by op, with their arguments."""
+        if self.running + self.batch > self.window and self.running:
+            return  # several begin together, which costs less
         while self.failure is None and self.next < self.end and self.running < self.window:
             index = self.next
             self.next += 1
@@ -213,6 +216,8 @@ class ChunkMap:
                 self._most,
                 {name: Raw(value.data) for name, value in self._arguments.items()},
                 {name: Raw(value.data) for name, value in over.items()},
+                # A limit is used to the full; without one, a few items less run for a moment.
+                1 if node.mapped is None or node.mapped.limit else max(1, self._windows[slot] // 8),
             )
             spec = StepSpec(node.name, _chunk, queue=CHUNK, version="" if node.spec is None else node.spec.version)
             recorded = record({**self._arguments, **over})

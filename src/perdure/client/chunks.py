@@ -1,0 +1,49 @@
+"""The chunks that a run has under way: runs of their own, whose questions are those of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.kernel.chunks import open_chunks
+from perdure.kernel.policies.resting import questions
+from perdure.kernel.state import RunState
+from perdure.ports.store import Store
+
+
+class OpenChunk(msgspec.Struct, frozen=True):
+    """A chunk under way. `scope` is what precedes its op paths in the paths of the run: empty, or with a slash."""
+
+    scope: str
+    state: RunState
+
+    def questions(self, name: str) -> list[str]:
+        """The op paths, in the run of the chunk, of questions with a name; or of the one at a path of the run."""
+        found = (op for op in questions(self.state) if self.state.ops[op].opened is not None)
+        return [op for op in found if name in (f"{self.scope}{op}", self.state.ops[op].name.rpartition("/")[2])]
+
+
+class ChunkReader:
+    """Reads the chunks of a run that are under way, and of each only what it has not read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._states: dict[str, RunState] = {}
+
+    async def under_way(self, state: RunState, scope: str = "") -> Sequence[OpenChunk]:
+        """The chunks of a run, and of maps in their items, in the order they began."""
+        found: list[OpenChunk] = []
+        for op, id in open_chunks(state).items():
+            if id not in self._states:
+                row = await self._store.runs.find(id)
+                if row is None:
+                    continue
+                self._states[id] = RunState(row[0].run_id)
+            chunk = self._states[id]
+            for batch in await self._store.journal.read(chunk.run_id, chunk.next_seq):
+                for event in batch.events:
+                    chunk.fold(event, batch.at)
+            inner = f"{scope}{op[: op.rfind('/') + 1]}"
+            found += [OpenChunk(inner, chunk), *await self.under_way(chunk, inner)]
+        return found
