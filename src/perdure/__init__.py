@@ -50,7 +50,8 @@ _HOMES = {
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
             "DeadlineExceeded "
-            "Diverged ExecutorBroken FailedByHand ForkRefused GraphInvalid GraphProblem "
+            "Diverged ExecutorBroken ExpressionFailed FailedByHand FlowInvalid FlowProblem ForkRefused GraphInvalid "
+            "GraphProblem "
             "HeartbeatTimeout HistoryTooLarge InvalidCapsule "
             "InvalidId InvalidLock InvalidName InvalidRule InvalidSettings InvalidStoreUrl LockLost LockTimeout "
             "LoopLimit NoSuchOp NoSuchResource NoSuchRun "

@@ -78,7 +78,10 @@ from perdure.errors import Corrupt as Corrupt
 from perdure.errors import DeadlineExceeded as DeadlineExceeded
 from perdure.errors import Diverged as Diverged
 from perdure.errors import ExecutorBroken as ExecutorBroken
+from perdure.errors import ExpressionFailed as ExpressionFailed
 from perdure.errors import FailedByHand as FailedByHand
+from perdure.errors import FlowInvalid as FlowInvalid
+from perdure.errors import FlowProblem as FlowProblem
 from perdure.errors import ForkRefused as ForkRefused
 from perdure.errors import GraphInvalid as GraphInvalid
 from perdure.errors import GraphProblem as GraphProblem
@@ -198,9 +201,12 @@ __all__ = [
     "Engine",
     "Entry",
     "ExecutorBroken",
+    "ExpressionFailed",
     "FailedByHand",
     "FailedStep",
     "Finished",
+    "FlowInvalid",
+    "FlowProblem",
     "ForkRefused",
     "GraphCheckpoint",
     "GraphInvalid",

@@ -14,6 +14,7 @@
     │   ├── InvalidLock
     │   ├── InvalidSettings   in a settings file or an environment variable
     │   ├── GraphInvalid      nodes that cannot be one graph
+    │   ├── FlowInvalid       a file that cannot be a flow, with all problems
     │   ├── InvalidRule       a rule contradicts itself, or can never match
     │   ├── NoSuchRun
     │   ├── NoSuchOp
@@ -34,6 +35,7 @@
     ├── ExecutorBroken        the executor passed to the engine accepts no more steps (also a RuntimeError)
     ├── StepCancelled         a step was cancelled before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was running when its process died
+    ├── ExpressionFailed      an expression of a flow has no value
     ├── LoopLimit             a loop of a graph has more rounds than max_rounds
     ├── CompensationFailed    a saga failed, and so did its compensations (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
@@ -251,6 +253,30 @@ class GraphInvalid(UsageError):
         found = "\n  ".join(map(str, self.problems))
         many = "" if len(self.problems) == 1 else f" ({len(self.problems)} problems)"
         super().__init__(f"this cannot be a graph{many}:\n  {found}")
+
+
+class FlowProblem:
+    """What is wrong with a flow, and where. `level` is "error" or "warning"; `code` is stable, such as "F012"."""
+
+    __slots__ = ("code", "column", "file", "level", "line", "message")
+
+    def __init__(self, file: str, line: int, column: int, code: str, message: str, level: str = "error") -> None:
+        self.file, self.line, self.column = file, line, column
+        self.code, self.message, self.level = code, message, level
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column} {self.level} {self.code} {self.message}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class FlowInvalid(UsageError):
+    """A file cannot be a flow. `problems` are all that were found, also warnings."""
+
+    def __init__(self, problems: Sequence[FlowProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 class InvalidRule(UsageError):
@@ -516,6 +542,14 @@ class OutcomeUnknown(PerdureError):
             f"{op} was running when its process died, and it must not run twice; find out whether it took effect "
             f"(its idempotency key is {key})"
         )
+
+
+class ExpressionFailed(PerdureError):
+    """An expression of a flow has no value. `where` is its place in the file."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where}: {reason}")
 
 
 class LoopLimit(PerdureError):

@@ -53,19 +53,33 @@ def run(
         file.py:workflow or module:workflow; the name may be left out where there is just one.
     """
     program, module = resolve(target)
+    options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
+    return perform(program, module, f"run {shlex.quote(target)}", id, input, store, json, options)
+
+
+def perform(
+    program: Program,
+    module: Target,
+    command: str,
+    id: str | None,
+    input: str | None,
+    store: str,
+    json: bool,
+    options: dict[str, Any],
+) -> int:
+    """Run a program to its end, and return the exit code. `command` is what continues the run."""
     # Without an input, the id may belong to an existing run that has one.
     wanted = invocation(program, input) if input is not None or id is None else None
-    options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
     task = _Task(program, wanted, module, id, store, json, options)
     try:
         return asyncio.run(task.perform())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         if task.termination.came:
-            task.explain_stop("terminated", target)
+            task.explain_stop("terminated", command)
             return Exit.TERMINATED
         if not isinstance(error, KeyboardInterrupt):
             raise
-        task.explain_stop("interrupted", target)
+        task.explain_stop("interrupted", command)
         return Exit.INTERRUPTED
 
 
@@ -174,7 +188,7 @@ class _Task:
             f"Let it go on from there: perdure runs retry {id}, and the same command again"
         )
 
-    def explain_stop(self, how: str, target: str) -> None:
+    def explain_stop(self, how: str, command: str) -> None:
         """Report what happens to the run of a process that was asked to stop."""
         if self._started is None:
             note(how)
@@ -182,5 +196,5 @@ class _Task:
             note(f"{how}; run {self._started!r} goes on when you run the same command again")
         else:
             store = "" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}"
-            again = f"perdure run {shlex.quote(target)} --id {self._started}{store}"
+            again = f"perdure {command} --id {self._started}{store}"
             note(f"{how}; run {self._started!r} goes on with: {again}")

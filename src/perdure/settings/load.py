@@ -56,11 +56,13 @@ class Settings:
     recovery: Recovery | None = None
     retention: Retention | None = None
     queues: tuple[Queue, ...] | None = None
+    # The modules whose functions flows may use.
+    flows: tuple[str, ...] | None = None
     source: str = ""
 
     def options(self) -> dict[str, Any]:
         """The settings as parameters of an Engine."""
-        names = [name for name in self.__slots__ if name not in ("module", "source")]
+        names = [name for name in self.__slots__ if name not in ("module", "flows", "source")]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -151,7 +153,9 @@ def _settings(values: dict[str, Any], source: Source) -> Settings:
             values[name] = _made(section, (name,), source, **values[name])
     queues = values.pop("queues", {})
     return Settings(
-        **values, queues=tuple(_queue(name, queues[name], source) for name in queues) or None, source=source.file
+        **values | {"flows": values.get("flows", {}).get("python")},
+        queues=tuple(_queue(name, queues[name], source) for name in queues) or None,
+        source=source.file,
     )
 
 

@@ -15,6 +15,7 @@ from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
     Collect,
+    Computed,
     Const,
     Decision,
     FirstOf,
@@ -37,7 +38,10 @@ from perdure.kernel.values.items import Items
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A parameter, and the names of the values that it takes: several of them, `joined`, are a list."""
+    """A parameter, and the names of the values that it takes: several of them, `joined`, are a list.
+
+    `compute` makes one value of them: see `Computed`.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -45,6 +49,7 @@ class Wanted(msgspec.Struct, frozen=True):
     required: bool = True
     keyword: bool = False
     type: Any = Any
+    compute: Callable[..., bytes | None] | None = None
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -68,11 +73,14 @@ class Draft(msgspec.Struct, frozen=True):
     condition: tuple[Callable[..., Any], tuple[Wanted, ...]] | None = None
     # What is wrong with the node by itself.
     problems: tuple[str, ...] = ()
+    # What its value is made of where it fails.
+    otherwise: Wanted | None = None
 
     @property
     def reads(self) -> Iterable[Wanted]:
-        """Its parameters, and those of its condition."""
-        return self.wants if self.condition is None else (*self.wants, *self.condition[1])
+        """Its parameters, those of its condition, and what it has a value from where it fails."""
+        found = self.wants if self.condition is None else (*self.wants, *self.condition[1])
+        return found if self.otherwise is None else (*found, self.otherwise)
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -103,6 +111,8 @@ class Options(msgspec.Struct, frozen=True):
     required: frozenset[str] = frozenset()
     # Results besides those that no node takes.
     selected: tuple[str, ...] = ()
+    # In place of named values: results that are made of values.
+    made: tuple[Wanted, ...] | None = None
     on_failure: OnFailure = "stop"
     max_rounds: int = 1000
     patches: tuple[str, ...] = ()
@@ -369,7 +379,9 @@ class _Builder:
         return found
 
     def _back(self, number: int) -> frozenset[int]:
-        """The nodes from which edges lead to this one in the next round only."""
+        """The nodes from which edges lead to this one in the next round only; -1 stands for the result."""
+        if number < 0:
+            return frozenset()
         region = self._region[number]
         if region and self._entries[region] == number:
             return self._bodies[region]
@@ -470,11 +482,16 @@ class _Builder:
             gate=gate,
             gates=tuple(one for one in dict.fromkeys(self._gates[number]) if one not in back),
             after=tuple(self._after[number]),
+            otherwise=None if draft.otherwise is None else self._argument(number, draft.otherwise).source,
         )
 
     def _argument(self, number: int, wanted: Wanted) -> Argument:
         parts = [self._source(number, wanted, value) for value in wanted.values]
-        source = Collect(tuple(parts)) if wanted.joined else parts[0]
+        source: Source
+        if wanted.compute is not None:
+            source = Computed(wanted.compute, tuple(parts))
+        else:
+            source = Collect(tuple(parts)) if wanted.joined else parts[0]
         return Argument(wanted.name, source, wanted.required, wanted.keyword, wanted.type)
 
     def _source(self, number: int, wanted: Wanted, value: str) -> Source:
@@ -525,6 +542,8 @@ class _Builder:
 
     def _results(self) -> list[tuple[str, Source]]:
         options = self._options
+        if options.made is not None:
+            return [(wanted.name, self._argument(-1, wanted).source) for wanted in options.made]
         taken = {value for draft in self._drafts for wanted in draft.reads for value in wanted.values}
         if options.results is None:
             parts = {made.name for draft in self._drafts for made in draft.makes if made.weak}
@@ -563,6 +582,7 @@ class _Builder:
         consumers: list[list[int]] = [[] for _ in range(count)]
         reads: list[list[int]] = [[] for _ in range(count)]
         kept = {part.node for _, source in results for part in outputs_in(source)}
+        kept |= {part.node for node in nodes if node.otherwise is not None for part in outputs_in(node.otherwise)}
         kept |= {output.node for slot in self._slots for output in slot.producers}
         exports: list[list[tuple[int, int]]] = [[] for _ in self._bodies]
         bodies: list[list[tuple[int, int]]] = [[] for _ in self._bodies]

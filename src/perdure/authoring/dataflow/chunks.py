@@ -24,7 +24,9 @@ class ChunkExecution(DataflowExecution):
         arguments = tuple(
             Argument(one.name, Input(one.name), one.required, one.keyword, one.type) for one in node.arguments
         )
-        alone = msgspec.structs.replace(node, arguments=arguments, when=None, gates=(), after=())
+        alone = msgspec.structs.replace(
+            node, arguments=arguments, when=None, gates=(), after=(), on_error="fail", otherwise=None
+        )
         plan = Plan(
             (alone,),
             (Region(nodes=(0,)),),

@@ -12,6 +12,7 @@ from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
     Collect,
+    Computed,
     FirstOf,
     Input,
     Node,
@@ -191,11 +192,12 @@ def _reached(number: int, edges: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def _arguments(node: Node) -> tuple[Argument, ...]:
-    return node.arguments if node.when is None else (*node.arguments, *node.when.arguments)
+    found = node.arguments if node.when is None else (*node.arguments, *node.when.arguments)
+    return found if node.otherwise is None else (*found, Argument("", node.otherwise))
 
 
 def _takes(source: Source, name: str) -> bool:
-    if isinstance(source, Collect | FirstOf):
+    if isinstance(source, Collect | FirstOf | Computed):
         return any(_takes(part, name) for part in source.parts)
     return isinstance(source, Input) and source.name == name
 
@@ -203,6 +205,6 @@ def _takes(source: Source, name: str) -> bool:
 def _slots(source: Source) -> Iterable[int]:
     if isinstance(source, Carried):
         yield source.slot
-    elif isinstance(source, Collect | FirstOf):
+    elif isinstance(source, Collect | FirstOf | Computed):
         for part in source.parts:
             yield from _slots(part)

@@ -20,6 +20,7 @@ from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
     Collect,
+    Computed,
     Const,
     Decision,
     FirstOf,
@@ -27,6 +28,7 @@ from perdure.authoring.dataflow.plan import (
     Node,
     Output,
     Plan,
+    Question,
     Source,
     outputs_of,
     passed_on,
@@ -34,6 +36,7 @@ from perdure.authoring.dataflow.plan import (
 from perdure.authoring.dataflow.values import Value, as_object, joined, record
 from perdure.errors import (
     ApprovalRejected,
+    ExpressionFailed,
     LoopLimit,
     NotDecodable,
     PayloadTooLarge,
@@ -52,6 +55,7 @@ from perdure.kernel.commands import (
     RecordValue,
     RunStep,
     StartChild,
+    StartTimer,
 )
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import (
@@ -69,10 +73,12 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.patches import PATCH, PatchHistory
+from perdure.kernel.policies.durations import duration, parse_duration
 from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
+from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
 
@@ -87,13 +93,18 @@ class AnswerReader(msgspec.Struct, frozen=True):
     """Decodes the answer to a question. Equal for equal questions: two replays of a journal ask for the same."""
 
     codec: Codec
-    type: Any
-    name: str
+    question: Question
     op: str
 
     def __call__(self, value: Raw, *, exact: bool = False) -> Any:
-        decode = self.codec.decode_exact if exact else self.codec.decode
-        return decode(value, self.type, f"the answer to the approval {self.name!r} taken by {self.op}")
+        decode, question = self.codec.decode_exact if exact else self.codec.decode, self.question
+        signal = question.kind == "signal"
+        what = f"the signal {question.name!r}" if signal else f"the answer to the approval {question.name!r}"
+        found = decode(value, question.answer, f"{what} taken by {self.op}")
+        wrong = None if question.schema is None else misfit(bytes(question.schema), found)
+        if wrong is not None:
+            raise NotDecodable(f"{what} taken by {self.op}", "its schema", f"{wrong[1]} - at `{wrong[0]}`")
+        return found
 
 
 class DataflowExecution:
@@ -278,16 +289,18 @@ class DataflowExecution:
         if number is None:
             return
         question = self._plan.nodes[number].question
-        assert question is not None
+        if question is None:
+            self._done(number, _NONE)  # a timer
+            return
         try:
             if event.by == "timeout" and question.has_default:
                 self._done(number, Value(self._codec.encode(question.on_timeout, f"on_timeout of {question.name}")))
             elif event.by == "timeout":
-                raise SignalTimeout("approval", question.name)
+                raise SignalTimeout(question.kind, question.name)
             elif event.is_rejection:
                 raise ApprovalRejected(question.name, event.person, msgspec.json.decode(event.value, type=str))
             else:
-                AnswerReader(self._codec, question.answer, question.name, event.op)(event.value)
+                AnswerReader(self._codec, question, event.op)(event.value)
                 self._done(number, Value(event.value))
         except (SignalTimeout, ApprovalRejected, NotDecodable) as error:
             self._failed(number, describe(error, self._codec))
@@ -351,8 +364,14 @@ class DataflowExecution:
         if self._lost:
             self._lost.clear()
             self._missing = -1
-        arguments = self._gather(node.arguments)
-        condition = None if node.when is None else self._gather(node.when.arguments)
+        failed = None
+        arguments: dict[str, Value] | None = None
+        condition: dict[str, Value] | None = None
+        try:
+            arguments = self._gather(node.arguments)
+            condition = None if node.when is None else self._gather(node.when.arguments)
+        except ExpressionFailed as error:
+            failed = error
         readers, kept = self._readers, self._plan.kept
         for producer in self._plan.reads[number]:
             readers[producer] -= 1
@@ -362,6 +381,9 @@ class DataflowExecution:
             if self._status[lost] >= FAILED:
                 self._not_run(number, op, BLOCKED, lost, f"{self._op(lost)} failed")
                 return
+        if failed is not None:
+            self._failed(number, describe(failed, self._codec))
+            return
         if arguments is None or (node.when is not None and condition is None):
             self._not_run(number, op, SKIPPED, self._missing, self._why_missing(self._missing))
             return
@@ -371,6 +393,8 @@ class DataflowExecution:
             self._decide(number, node, op, arguments)
         elif node.kind == "wait":
             self._ask(number, node, op, arguments)
+        elif node.kind == "timer":
+            self._sleep(number, node, op, arguments)
         elif node.mapped is not None:
             self._map(number, node, op, arguments)
         else:
@@ -455,8 +479,14 @@ class DataflowExecution:
             found = [self._find(one) for one in source.parts]
             every = [value for value in found if value is not None]
             return Value(joined(every)) if len(every) == len(found) else None
-        assert isinstance(source, FirstOf)
         before = len(self._lost)
+        if isinstance(source, Computed):
+            made = source.call([self._find(one) for one in source.parts])
+            if made is None:
+                return None
+            self._lost[before:] = [lost for lost in self._lost[before:] if self._status[lost] >= FAILED]
+            return Value(made)
+        assert isinstance(source, FirstOf)
         for one in source.parts:
             value = self._find(one)
             if value is not None:
@@ -574,7 +604,7 @@ class DataflowExecution:
     def _ask(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         question = node.question
         assert question is not None
-        if node.outputs[0] in self._input:
+        if node.outputs and node.outputs[0] in self._input:
             self._done(number, self._input[node.outputs[0]])  # answered before it is asked
             return
         request = NULL
@@ -595,16 +625,30 @@ class DataflowExecution:
         self._commands.append(
             OpenWait(
                 op,
-                "approval",
+                question.kind,
                 question.name,
                 None if question.timeout is None else self._at + question.timeout,
                 node.where,
                 request,
-                self._codec.question_schema(None if question.answer is Any else question.answer),
+                self._codec.question_schema(None if question.answer is Any else question.answer)
+                if question.schema is None
+                else question.schema,
                 question.approvers,
-                reads=AnswerReader(self._codec, question.answer, question.name, op),
+                reads=AnswerReader(self._codec, question, op),
             )
         )
+
+    def _sleep(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        (value,) = arguments.values()
+        given = msgspec.json.decode(value.data)
+        length = parse_duration(given, bare=False) if isinstance(given, str) else duration(given)
+        if length is None or length < 0:
+            error = UsageError(f"{op} cannot sleep for {given!r:.80}; give seconds, or a text such as 90m")
+            self._failed(number, describe(error, self._codec))
+            return
+        self._status[number] = OPEN
+        self._open[op] = number
+        self._commands.append(StartTimer(op, self._at + length, node.where))
 
     # --- maps -----------------------------------------------------------------------------------------------------
 
@@ -746,6 +790,18 @@ class DataflowExecution:
                     failed.append(number)
 
     def _failed(self, number: int, failure: Failure) -> None:
+        node = self._plan.nodes[number]
+        if node.on_error == "skip":
+            self._skipped(number, self._op(number), f"{self._op(number)} failed, and its on_error skips it")
+            return
+        if node.otherwise is not None:
+            try:
+                self._lost.clear()
+                if (value := self._find(node.otherwise)) is not None:
+                    self._done(number, value)
+                    return
+            except ExpressionFailed as error:
+                failure = describe(error, self._codec)
         self._status[number] = FAILED
         if self._failure is None:
             self._failure = failure
@@ -828,7 +884,10 @@ class DataflowExecution:
                 self._finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
         elif self._stopping or not self._left[0]:
             if self._failure is None:
-                self._complete()
+                try:
+                    self._complete()
+                except ExpressionFailed as error:
+                    self._finish(Finish(RunStatus.FAILED, error=describe(error, self._codec)))
             elif not self._running:
                 if self.noted is not None:
                     self._note_blocked()

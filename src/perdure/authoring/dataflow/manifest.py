@@ -5,7 +5,7 @@ It holds no code and no values: a plan that was read back shows what a run did, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
     Collect,
+    Computed,
     Const,
     Decision,
     FirstOf,
@@ -33,6 +34,7 @@ from perdure.authoring.dataflow.plan import (
     Slot,
     Source,
 )
+from perdure.authoring.dataflow.values import Value
 from perdure.errors import UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.events import RunStarted
@@ -51,6 +53,7 @@ class StoredSource(msgspec.Struct, frozen=True, omit_defaults=True):
     fixed: bool = False
     every: tuple[StoredSource, ...] = ()
     first: tuple[StoredSource, ...] = ()
+    made: tuple[StoredSource, ...] = ()
 
 
 class StoredArgument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +86,8 @@ class StoredNode(msgspec.Struct, frozen=True, omit_defaults=True):
     on_error: OnError = "fail"
     tolerate: float | None = None
     program: Manifest | None = None
+    # What follows a failure of it: nothing, "skip" or "value".
+    otherwise: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,6 +179,7 @@ def _stored_node(node: Node, names: _Names) -> StoredNode:
         mapped.on_error,
         mapped.tolerate,
         inner,
+        "skip" if node.on_error == "skip" else "" if node.otherwise is None else "value",
     )
 
 
@@ -195,6 +201,10 @@ def _stored(source: Source, names: _Names) -> StoredSource:
             return StoredSource(every=tuple(_stored(one, names) for one in source.parts))
         case FirstOf():
             return StoredSource(first=tuple(_stored(one, names) for one in source.parts))
+        case Computed() if source.parts:
+            return StoredSource(made=tuple(_stored(one, names) for one in source.parts))
+        case Computed():
+            return StoredSource(fixed=True)
 
 
 # --- and back -------------------------------------------------------------------------------------------------------
@@ -254,6 +264,8 @@ def _node(node: StoredNode, numbers: Mapping[str, int]) -> Node:
         mapped=Mapped(node.over, node.limit, node.on_error, node.tolerate) if node.over else None,
         gates=tuple(numbers[one] for one in node.gates),
         after=tuple(numbers[one] for one in node.after),
+        on_error="skip" if node.otherwise == "skip" else "fail",
+        otherwise=Const(None) if node.otherwise == "value" else None,
     )
 
 
@@ -269,11 +281,18 @@ def _source(source: StoredSource, numbers: Mapping[str, int]) -> Source:
     if source.every or source.first:
         parts = tuple(_source(one, numbers) for one in source.every or source.first)
         return Collect(parts) if source.every else FirstOf(parts)
+    if source.made:
+        return Computed(_made, tuple(_source(one, numbers) for one in source.made))
     return Const(None) if source.fixed else Input(source.input)
 
 
 def _output(source: StoredSource, numbers: Mapping[str, int]) -> Output:
     return Output(numbers[source.node], source.path)
+
+
+def _made(parts: Sequence[Value | None]) -> bytes | None:
+    """In place of what computes a value: there is one if there are all its parts."""
+    return None if None in parts else b"null"
 
 
 def _no_code(*_: Any, **__: Any) -> Any:

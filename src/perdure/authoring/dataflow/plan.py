@@ -7,16 +7,20 @@ inside it, have ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Raw
 
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.program import Program
 from perdure.kernel.values.arguments import may_be_long
 
-Kind: TypeAlias = Literal["step", "gate", "wait", "child"]
+if TYPE_CHECKING:
+    from perdure.authoring.dataflow.values import Value
+
+Kind: TypeAlias = Literal["step", "gate", "wait", "child", "timer"]
 OnFailure: TypeAlias = Literal["stop", "continue"]
 OnError: TypeAlias = Literal["fail", "none", "skip"]
 # The way to a part of a value: keys of objects and positions in lists; `EACH` means every item of a list, with None for
@@ -65,7 +69,17 @@ class FirstOf(msgspec.Struct, frozen=True):
     parts: tuple[Source, ...]
 
 
-Source: TypeAlias = Input | Output | Carried | Const | Collect | FirstOf
+class Computed(msgspec.Struct, frozen=True):
+    """A value that a pure function makes of others, encoded; it is given None for those that do not exist.
+
+    It returns None if it has no value without them, and raises ExpressionFailed if it has none at all.
+    """
+
+    call: Callable[[Sequence[Value | None]], bytes | None]
+    parts: tuple[Source, ...]
+
+
+Source: TypeAlias = Input | Output | Carried | Const | Collect | FirstOf | Computed
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -100,7 +114,7 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What people are asked: the types of the request and the answer, who may answer, and until when."""
+    """What is waited for: a signal, or the answer of a person who is asked, who may answer, and until when."""
 
     name: str
     answer: Any = Any
@@ -112,6 +126,9 @@ class Question(msgspec.Struct, frozen=True):
     # Whether a timeout gives `on_timeout` in place of a failure.
     has_default: bool = False
     on_timeout: Any = None
+    kind: Literal["approval", "signal"] = "approval"
+    # The schema of the answer, where that is not told by its type.
+    schema: Raw | None = None
 
 
 class Mapped(msgspec.Struct, frozen=True):
@@ -147,6 +164,9 @@ class Node(msgspec.Struct, frozen=True):
     # The gates that have it as a target, except for those that lead back to it; and the nodes that it only comes after.
     gates: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    # What follows a failure of the node: it fails, is skipped, or has this value in place of its own.
+    on_error: Literal["fail", "skip"] = "fail"
+    otherwise: Source | None = None
 
 
 # --- loops and the whole --------------------------------------------------------------------------------------------
@@ -213,7 +233,7 @@ def outputs_in(source: Source) -> Iterable[Output]:
     """The values of other nodes that a source consists of."""
     if isinstance(source, Output):
         yield source
-    elif isinstance(source, Collect | FirstOf):
+    elif isinstance(source, Collect | FirstOf | Computed):
         for part in source.parts:
             yield from outputs_in(part)
 
@@ -222,6 +242,8 @@ def outputs_of(node: Node) -> Iterable[Output]:
     """The values of other nodes that a node takes, also for its condition."""
     for argument in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
         yield from outputs_in(argument.source)
+    if node.otherwise is not None:
+        yield from outputs_in(node.otherwise)
 
 
 def passed_on(plan: Plan) -> list[bool]:
@@ -233,7 +255,7 @@ def passed_on(plan: Plan) -> list[bool]:
     for number, node in enumerate(plan.nodes):
         if node.mapped is not None or node.program is not None:
             found[number] = False  # the results of its items are joined, and what a program says in its result is read
-        plain = node.kind == "step" and node.mapped is None and node.when is None
+        plain = node.kind == "step" and node.mapped is None and node.when is None and node.otherwise is None
         plain = plain and not may_be_long(argument.name for argument in node.arguments)
         sources = [argument.source for argument in node.arguments]
         looked_into += (
@@ -250,4 +272,4 @@ def _is_whole(source: Source) -> bool:
     """Whether a source is the whole value of a node."""
     if isinstance(source, FirstOf):
         return all(_is_whole(part) for part in source.parts)
-    return not isinstance(source, Collect) and not (isinstance(source, Output) and source.path)
+    return not isinstance(source, Collect | Computed) and not (isinstance(source, Output) and source.path)

@@ -182,6 +182,9 @@ class _Shown(DataflowExecution):
         else:
             super()._decide(number, node, op, arguments)
 
+    def _sleep(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        self._status[number], self._open[op] = OPEN, number
+
     def _column(self, op: str, name: str, value: Value) -> list[Raw]:
         try:
             return value.elements()

@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from perdure.authoring.dataflow.plan import Argument, Carried, Collect, FirstOf, Input, Node, Output, Plan, Source
+from perdure.authoring.dataflow.plan import (
+    Argument,
+    Carried,
+    Collect,
+    Computed,
+    FirstOf,
+    Input,
+    Node,
+    Output,
+    Plan,
+    Source,
+)
 from perdure.errors import UsageError
 
 Format: TypeAlias = Literal["mermaid", "dot"]
@@ -141,7 +152,7 @@ def _picture(plan: Plan, depth: int, statuses: Statuses) -> _Picture:
 def _shape(node: Node) -> Shape:
     if node.mapped is not None:
         return "map"
-    return {"step": "step", "gate": "gate", "wait": "question", "child": "child"}[node.kind]  # type: ignore[return-value]
+    return {"step": "step", "gate": "gate", "wait": "question", "child": "child", "timer": "question"}[node.kind]  # type: ignore[return-value]
 
 
 def _add_lines(plan: Plan, picture: _Picture, prefix: str, turns: Sequence[Turns]) -> None:
@@ -187,7 +198,7 @@ def _sources(plan: Plan, source: Source) -> Iterator[tuple[Input | Output, Link]
         source, link = more.pop(0)
         if isinstance(source, Input | Output):
             yield source, link
-        elif isinstance(source, Collect | FirstOf):
+        elif isinstance(source, Collect | FirstOf | Computed):
             more += [(part, link) for part in source.parts]
         elif isinstance(source, Carried):
             more += [(producer, "loop") for producer in plan.slots[source.slot].producers]

@@ -9,7 +9,6 @@ import itertools
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
@@ -21,27 +20,22 @@ from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step
 from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, reached
-from perdure.authoring.dataflow.changes import rewired
-from perdure.authoring.dataflow.chunks import ChunkExecution
-from perdure.authoring.dataflow.dependence import Dependence, turn_of
+from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
-from perdure.authoring.dataflow.manifest import Manifest, manifest_of, read_structure
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
+from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import OrSkipped
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
-from perdure.errors import GraphInvalid, GraphProblem, NotDecodable, UnknownProgram
-from perdure.kernel.divergence.model import Divergence
-from perdure.kernel.divergence.source import NO_SOURCE, Source
+from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
-from perdure.kernel.ids import WrongValue, check_name, check_version, op_name
+from perdure.kernel.ids import WrongValue, check_name, check_version
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
-from perdure.kernel.policies.rule_names import StepNames
 from perdure.kernel.policies.rules import NONE, Rules, RulesLike, combine, rules_of
 from perdure.kernel.policies.versions import check_accepts
 from perdure.kernel.program import Defined, Program
@@ -68,7 +62,7 @@ class Inputs(msgspec.Struct, frozen=True):
     bound: dict[str, Any]
 
 
-class Graph(Program, Generic[P, R]):
+class Graph(DataflowProgram, Generic[P, R]):
     """A program of nodes. A node runs when the values that it takes are there.
 
     `output`: the node or the value that is the result, or a class whose fields are values; without it the result is
@@ -227,13 +221,17 @@ class Graph(Program, Generic[P, R]):
         self.asks = any(
             node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
         )
-        self._numbers = {node.name: number for number, node in enumerate(self.plan.nodes)}
         self.types = tuple((f"={name}", needed.type) for name, needed in self._needed.items())
         self.defaults = {name: None for name, needed in self._needed.items() if not needed.required}
         if self._given is not None:
             self._check_taken(self._given)
 
     # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def input_names(self) -> Mapping[str, str]:
+        """What callers call inputs, where that differs from the nodes."""
+        return self._input_names
 
     @property
     def inputs(self) -> Inputs:
@@ -492,61 +490,6 @@ class Graph(Program, Generic[P, R]):
             raise NotDecodable(f"the input of {self.name}", "its inputs", f"there is no input {unknown[0]!r}; {hint}")
         return given
 
-    def step_names(self) -> StepNames:
-        """The names of its steps, and of those in the graphs in it."""
-        found, complete = set[str](), True
-        work: list[Program] = [self]
-        while work:
-            program = work.pop()
-            if not isinstance(program, Graph):
-                names = program.step_names()
-                found |= names.steps
-                complete &= names.complete
-                continue
-            for node in program.plan.nodes:
-                if node.kind == "step":
-                    found.add(node.name)
-                elif node.program is not None:
-                    work.append(node.program)
-        return StepNames(frozenset(found), complete=complete)
-
-    def question_types(self, path: str) -> tuple[Any, Any] | None:
-        """The types of the question at an op path, also in programs inside it."""
-        first, _, rest = path.partition("/")
-        number = self._numbers.get(op_name(first).partition("[")[0])
-        node = None if number is None else self.plan.nodes[number]
-        if node is None or (node.question is None and node.program is None):
-            return None
-        if node.program is not None:
-            return node.program.question_types(rest) if rest else None
-        assert node.question is not None
-        return node.question.request, node.question.answer
-
-    def children(self) -> list[Program]:
-        """The programs that it runs as nodes."""
-        return [node.program for node in self.plan.nodes if node.program is not None]
-
-    @cached_property
-    def structure(self) -> str:  # type: ignore[override]
-        """The id of the blob with its structure."""
-        return self.source().digest()
-
-    def manifest(self) -> Manifest:
-        """Its structure as data."""
-        return manifest_of(self.plan, self.name, self.version, self._input_names)
-
-    def source(self) -> Source:
-        """Its structure, which is stored with its runs."""
-        try:
-            return Source(structure=msgspec.json.encode(self.manifest()))
-        except RecursionError:
-            return NO_SOURCE  # graphs in graphs, a thousand deep: their runs are not explained
-
-    def rewired(self, recorded: Source, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
-        """Both sides of a divergence, where a node takes a value from elsewhere than when it ran."""
-        before = read_structure(recorded.structure)
-        return None if before is None else rewired(before, self.manifest(), op, divergence, seq, id)
-
     def open(
         self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
     ) -> DataflowExecution:
@@ -559,22 +502,6 @@ class Graph(Program, Generic[P, R]):
                 self.check_input(started.input, codec)
                 return DataflowExecution(self.plan, msgspec.structs.replace(started, input=Raw(renamed)), codec, past)
         return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec))
-
-    def open_chunk(
-        self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
-    ) -> ChunkExecution:
-        """A fresh execution of a chunk of one of its maps."""
-        assert started.remote is not None
-        name, turn = turn_of(started.remote.op.rpartition("/")[2])
-        name = self._options.renamed.get(name, name)
-        if name not in self._numbers or self.plan.nodes[self._numbers[name]].mapped is None:
-            raise UnknownProgram(f"{self.name}, with the map {name!r}", ())
-        return ChunkExecution(self.plan, self.plan.nodes[self._numbers[name]], turn, started, codec, past)
-
-    def inside(self, op: str) -> Program | None:
-        """The program of a node."""
-        number = self._numbers.get(turn_of(op)[0])
-        return None if number is None else self.plan.nodes[number].program
 
 
 def _ruled(plan: Plan, rules: Rules) -> Plan:

@@ -1,0 +1,166 @@
+"""What `use:` of a step names: functions, other programs, and what the engine itself does. Wires nothing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.authoring.code.step import Step, step
+from perdure.errors import FlowInvalid
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.hints import did_you_mean
+from perdure.kernel.program import Program
+
+GROUP = "perdure.components"
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """An argument that a component takes."""
+
+    name: str
+    required: bool = True
+
+
+class Component(msgspec.Struct, frozen=True):
+    """What a step does. `parameters` is None for one that takes any arguments."""
+
+    kind: Literal["step", "child", "sleep", "signal", "approval", "value"]
+    parameters: tuple[Parameter, ...] | None
+    spec: StepSpec | None = None
+    program: Program | None = None
+
+
+class NoComponent(Exception):
+    """What `use:` says names nothing that can be used here."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class Components:
+    """Finds components for the flow of a file.
+
+    `python`: the modules, and what is below them, whose functions may be used. `folder`: where the file is; `root`: the
+    folder that other flows must be in. `load`: reads another flow.
+    """
+
+    def __init__(
+        self,
+        python: Sequence[str],
+        given: Mapping[str, Callable[..., Any]],
+        folder: str,
+        root: str,
+        load: Callable[[str, str], Program],
+    ) -> None:
+        self._python, self._given, self._folder, self._root, self._load = python, given, folder, root, load
+
+    def find(self, use: str) -> Component:
+        """The component of that name. Raises NoComponent."""
+        scheme, colon, rest = use.partition(":")
+        if colon and scheme == "python":
+            return self._of_python(rest)
+        if colon and scheme == "flow":
+            return self._of_flow(rest)
+        if colon:
+            hint = did_you_mean(scheme, ("python", "flow"))
+            raise NoComponent("F020", f"there is no kind of component {scheme + ':'!r}; {hint}")
+        if use in self._given:
+            return made_of(self._given[use], use)
+        if use in OWN:
+            return OWN[use]
+        for point in entry_points(group=GROUP, name=use):
+            try:
+                return made_of(point.load(), use)
+            except (ImportError, AttributeError) as error:
+                raise NoComponent("F023", f"the component {use!r} of {point.value} cannot be loaded: {error}") from None
+        raise NoComponent("F020", f"there is no component {use!r}; {did_you_mean(use, self.names())}")
+
+    def names(self) -> list[str]:
+        """The components that have a name of their own."""
+        return sorted({*self._given, *OWN, *(point.name for point in entry_points(group=GROUP))})
+
+    def _of_python(self, path: str) -> Component:
+        module, _, name = path.rpartition(".")
+        if not module or not all(part.isidentifier() for part in path.split(".")):
+            raise NoComponent("F020", f"python:{path} is no function; write python:module.function")
+        if not any(f"{module}.".startswith(f"{prefix}.") for prefix in self._python):
+            listed = ", ".join(self._python) or "none"
+            raise NoComponent(
+                "F023",
+                f"functions of {module} are not allowed here (allowed: {listed}); allow it in the settings, as in "
+                f"`flows: {{python: [{module.partition('.')[0]}]}}`",
+            )
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError as error:
+            raise NoComponent("F023", f"{module} cannot be imported: {error}") from None
+        except Exception as error:
+            raise NoComponent("F023", f"{module} cannot be imported: {type(error).__name__}: {error}") from None
+        if found is None:
+            known = [one for one, value in vars(importlib.import_module(module)).items() if callable(value)]
+            raise NoComponent("F023", f"{module} has no {name!r}; {did_you_mean(name, known)}")
+        if not isinstance(found, Step) and not isinstance(found, type) and isinstance(found, Program):
+            return of_program(found)
+        # Only what the module says itself: not what it has imported from a module that is not allowed.
+        home = getattr(found, "__module__", None) or module
+        if not any(f"{home}.".startswith(f"{prefix}.") for prefix in self._python):
+            raise NoComponent("F023", f"{path} is defined in {home}, whose functions are not allowed here")
+        return made_of(found, path)
+
+    def _of_flow(self, path: str) -> Component:
+        if not path.endswith((".yaml", ".yml", ".json")):
+            raise NoComponent("F020", f"flow:{path} is no file; write flow:./other.yaml")
+        file = os.path.realpath(os.path.join(self._folder, path))
+        if os.path.commonpath([file, self._root]) != self._root:
+            raise NoComponent("F023", f"{path} is outside of the folder of this flow")
+        try:
+            return of_program(self._load(os.path.join(self._folder, path), file))
+        except FlowInvalid as error:
+            raise NoComponent("F023", f"{path} is no flow:\n  " + str(error).replace("\n", "\n  ")) from None
+        except OSError as error:
+            raise NoComponent("F023", f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def made_of(function: Any, name: str) -> Component:
+    """The component of a function or a step. Raises NoComponent."""
+    if isinstance(function, type) or not callable(function):
+        raise NoComponent("F023", f"{name} is no function")
+    try:
+        spec = function.spec if isinstance(function, Step) else step(function).spec
+    except TypeError as error:
+        raise NoComponent("F023", f"{name} cannot be used: {error}") from None
+    found = []
+    for one in inspect.signature(spec.fn).parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            return Component("step", None, spec)
+        if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
+            raise NoComponent("F023", f"{name} takes {one}, which cannot be given by name")
+        found.append(Parameter(one.name, one.default is one.empty))
+    return Component("step", tuple(found), spec)
+
+
+def of_program(program: Program) -> Component:
+    """A program as a component: its runs are children."""
+    names = [name.lstrip("*=") for name, _ in program.types]
+    return Component("child", tuple(Parameter(one, one not in program.defaults) for one in names), program=program)
+
+
+def _value(value: Any) -> Any:
+    return value
+
+
+OWN: Mapping[str, Component] = {
+    "sleep": Component("sleep", (Parameter("for"),)),
+    "signal": Component("signal", (Parameter("name"), Parameter("schema", False))),
+    "approval": Component(
+        "approval", (Parameter("request", False), Parameter("schema", False), Parameter("approvers", False))
+    ),
+    "value": Component("value", None, made_of(_value, "value").spec),
+}

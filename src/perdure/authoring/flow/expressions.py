@@ -1,0 +1,448 @@
+"""The expressions of flows, `${{ ... }}`: the one module that knows minijinja. Pure, strict and bounded.
+
+What an expression refers to is found by its text, and taken out of it: minijinja evaluates over plain values, and never
+sees steps or inputs. Only filters whose result follows from their arguments exist, and none that makes much of little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.errors import UsageError
+from perdure.kernel.hints import did_you_mean
+
+MOST_TEXT, MOST_RESULT, MOST_RANGE = 4096, 1024 * 1024, 1000
+FUEL = 50_000
+# What minijinja has and flows have not: it is not JSON, or grows without bounds.
+_REMOVED = (
+    "attr batch chain e escape filesizeformat format indent pluralize pprint safe slice striptags truncate wordwrap zip"
+)
+_REMOVED_FUNCTIONS = "debug namespace cycler joiner dict"
+FILTERS = frozenset(
+    [
+        "abs",
+        "add_days",
+        "bool",
+        "capitalize",
+        "count",
+        "d",
+        "date",
+        "default",
+        "dictsort",
+        "first",
+        "float",
+        "from_json",
+        "groupby",
+        "hash",
+        "int",
+        "items",
+        "join",
+        "last",
+        "length",
+        "lines",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "round",
+        "select",
+        "selectattr",
+        "sort",
+        "split",
+        "string",
+        "sum",
+        "title",
+        "tojson",
+        "trim",
+        "unique",
+        "upper",
+        "urlencode",
+    ]
+)
+FUNCTIONS = frozenset({"range"})
+_KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None"])
+_TOKEN = re.compile(
+    r"""(?P<blank>\s+)|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"""
+    r"""|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%~<>=|.,:(){}\[\]])""",
+    re.DOTALL,
+)
+_CLOSE = {")": "(", "]": "[", "}": "{"}
+# Paths end where a path in a value ends: keys of objects, and positions in lists.
+Path = tuple[str | int, ...]
+
+
+class Token(NamedTuple):
+    """A piece of an expression: its kind, its text, and where it begins."""
+
+    kind: str
+    text: str
+    at: int
+
+
+class Reference(NamedTuple):
+    """What an expression refers to: `steps.orders.body`, as a root and a path, and where that stands in it."""
+
+    root: str
+    path: Path
+    at: int
+    text: str
+
+
+class Wrong(Exception):
+    """An expression cannot be meant. `code` and `at` say what kind of problem it is, and where."""
+
+    def __init__(self, code: str, at: int, message: str) -> None:
+        self.code, self.at = code, at
+        super().__init__(message)
+
+
+class Unset(Exception):
+    """An expression needs a value that there is none of. `number` is that of the reference."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
+class Failed(Exception):
+    """An expression has no value."""
+
+
+class Expression:
+    """An expression, and what it refers to."""
+
+    __slots__ = ("_made", "_products", "lone", "references", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises Wrong for what is no expression."""
+        if len(text) > MOST_TEXT:
+            raise Wrong("F010", 0, f"an expression has at most {MOST_TEXT} characters; let a step compute it")
+        self.text = text
+        tokens = _tokens(text)
+        _check_syntax(text)
+        _check_names(tokens)
+        self.references = list(_references(text, tokens))
+        # The expression with a variable in place of each reference.
+        made, end = "", 0
+        for number, one in enumerate(self.references):
+            made += f"{text[end : one.at]}_{number}"
+            end = one.at + len(one.text)
+        self._made = made + text[end:]
+        self._products = list(_products(self._made)) if "*" in self._made else []
+        # Whether it is nothing but one reference.
+        self.lone = self._made.strip() == "_0"
+
+    def evaluate(self, values: Sequence[Any]) -> Any:
+        """The value, given those of its references; `UNSET` for one that has none. Raises Unset or Failed."""
+        variables = {f"_{number}": value for number, value in enumerate(values) if value is not UNSET}
+        evaluate, errors = _engine()
+        try:
+            for operand in self._products:
+                self._check_number(operand, variables)
+            result = evaluate(self._made, **variables)
+            if result is None and not evaluate(f"({self._made}) is defined", **variables):
+                lacking = [number for number, value in enumerate(values) if value is UNSET]
+                if lacking:
+                    raise Unset(lacking[0])
+                raise Failed("it has no value: a key or a position in it does not exist")
+        except errors as error:
+            found = re.search(r"`?\b_([0-9]+)\b[^`]*`? is undefined", getattr(error, "detail", "") or "")
+            if found is not None and values[int(found[1])] is UNSET:
+                raise Unset(int(found[1])) from None
+            raise Failed(self._explained(error)) from None
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise Failed(str(error)) from None
+        return str(result) if isinstance(result, str) and type(result) is not str else result
+
+    def _check_number(self, operand: str, variables: dict[str, Any]) -> None:
+        evaluate, errors = _engine()
+        try:
+            fits = evaluate(f"({operand}) is number", **variables)
+        except errors:
+            return  # the whole has no value, or does not need it
+        if not fits:
+            raise Failed("`*` multiplies numbers only; texts and lists are not repeated")
+
+    def _explained(self, error: Any) -> str:
+        detail = getattr(error, "detail", None) or getattr(error, "kind", None) or str(error)
+        return re.sub(r"\b_([0-9]+)\b", lambda one: self._named(int(one[1]), one[0]), str(detail))
+
+    def _named(self, number: int, otherwise: str) -> str:
+        return self.references[number].text if number < len(self.references) else otherwise
+
+
+UNSET: Any = object()
+
+
+def encode(value: Any) -> bytes:
+    """A value of an expression as JSON. Raises Failed for what is none, or too large."""
+    if isinstance(value, float) and value - value != 0:
+        raise Failed(f"it is {value}, which is no number that is kept")
+    try:
+        data = msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Failed(f"it is a value that is not kept: {error}") from None
+    if len(data) > MOST_RESULT:
+        raise Failed(f"it is larger than {MOST_RESULT:,} bytes; let a step compute it")
+    return data
+
+
+def find_end(text: str, at: int) -> int:
+    """Where the expression ends that begins at a place, before its `}}`; -1 if it does not end."""
+    depth = 0
+    while at < len(text):
+        if not depth and text.startswith("}}", at):
+            return at
+        found = _TOKEN.match(text, at)
+        if found is None:
+            at += 1  # the expression is wrong, and is read again to say how
+            continue
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        at = found.end()
+    return -1
+
+
+# --- what an expression consists of ---------------------------------------------------------------------------------
+
+
+def _tokens(text: str) -> list[Token]:
+    found, at = [], 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise Wrong("F010", at, f"{text[at]!r} cannot be read in an expression")
+        if match.lastgroup != "blank":
+            found.append(Token(match.lastgroup or "", match[0], at))
+        at = match.end()
+    if not found:
+        raise Wrong("F010", 0, "the expression is empty")
+    return found
+
+
+def _check_syntax(text: str) -> None:
+    environment, errors = _environment(), _engine()[1]
+    opening = "{{("
+    try:
+        environment.undeclared_variables_in_str(f"{opening}{text})}}}}")
+    except errors as error:
+        span = getattr(error, "range", None) or (len(opening), 0)
+        at = max(0, span[0] - len(opening))
+        why = "it ends too early" if at >= len(text) else getattr(error, "detail", None) or error
+        raise Wrong("F010", min(at, max(0, len(text) - 1)), f"this is no expression: {why}") from None
+
+
+def _check_names(tokens: Sequence[Token]) -> None:
+    """Refuse filters and functions that do not exist, and calls of methods."""
+    for number, token in enumerate(tokens):
+        if token.kind != "name":
+            continue
+        before = tokens[number - 1].text if number else ""
+        called = number + 1 < len(tokens) and tokens[number + 1].text == "("
+        if before == "|" and token.text not in FILTERS:
+            raise Wrong("F015", token.at, f"there is no filter {token.text!r}; {did_you_mean(token.text, FILTERS)}")
+        if before == "." and called:
+            raise Wrong("F015", token.at, f"methods such as .{token.text}() are not called; filters are: x | items")
+        if called and before not in ("|", "is", "not") and token.text not in FUNCTIONS | _KEYWORDS:
+            raise Wrong("F015", token.at, f"there is no function {token.text!r}; {did_you_mean(token.text, FUNCTIONS)}")
+
+
+def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
+    number = 0
+    while number < len(tokens):
+        token, first = tokens[number], number
+        number += 1
+        before = tokens[first - 1].text if first else ""
+        after = tokens[number].text if number < len(tokens) else ""
+        if token.kind != "name" or token.text in _KEYWORDS or before in (".", "|") or after == "(":
+            continue
+        if before == "is" or (before == "not" and first > 1 and tokens[first - 2].text == "is"):
+            continue  # a test
+        if after == "=":
+            continue  # an argument by name
+        path: list[str | int] = []
+        end = token.at + len(token.text)
+        while number + 1 < len(tokens):
+            one, two = tokens[number], tokens[number + 1]
+            if one.text == "." and two.kind == "name":
+                path.append(two.text)
+                number += 2
+            elif one.text == "[" and number + 2 < len(tokens) and tokens[number + 2].text == "]":
+                if two.kind == "text" and "\\" not in two.text:
+                    path.append(two.text[1:-1])
+                elif two.kind == "number" and two.text.isdecimal():
+                    path.append(int(two.text))
+                else:
+                    break
+                number += 3
+            else:
+                break
+            end = tokens[number - 1].at + len(tokens[number - 1].text)
+        yield Reference(token.text, tuple(path), token.at, text[token.at : end])
+
+
+def _products(text: str) -> Iterator[str]:
+    """The operands of `*` that are no numbers by their looks; inner ones first."""
+    tokens = _tokens(text)
+    depths, depth = [], 0
+    for token in tokens:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.text, 0) if token.kind == "sign" else 0
+        depths.append(depth)
+    stars = [number for number, token in enumerate(tokens) if token.kind == "sign" and token.text == "*"]
+    for star in sorted(stars, key=lambda number: -depths[number]):
+        first, last = _before(tokens, star - 1), _behind(tokens, star + 1)
+        for begin, end in ((first, star), (star + 1, last)):
+            if any(token.kind != "number" for token in tokens[begin:end]):
+                yield text[tokens[begin].at : tokens[end - 1].at + len(tokens[end - 1].text)]
+
+
+def _before(tokens: Sequence[Token], last: int) -> int:
+    """The first token of the operand that ends with a token."""
+    at = last
+    while True:
+        if tokens[at].text in _CLOSE and tokens[at].kind == "sign":
+            at = _opening(tokens, at)
+            joined = at and (
+                (tokens[at - 1].kind == "name" and tokens[at - 1].text not in _KEYWORDS) or tokens[at - 1].text in ")]"
+            )
+            if joined:
+                at -= 1
+                continue
+        if at > 1 and tokens[at - 1].text in (".", "|"):
+            at -= 2
+            continue
+        return at
+
+
+def _opening(tokens: Sequence[Token], at: int) -> int:
+    depth = 0
+    while True:
+        if tokens[at].kind == "sign":
+            depth += (tokens[at].text in _CLOSE) - (tokens[at].text in "([{")
+        if not depth:
+            return at
+        at -= 1
+
+
+def _behind(tokens: Sequence[Token], at: int) -> int:
+    """The token after the operand that begins with a token."""
+    while tokens[at].text in ("-", "+", "not"):
+        at += 1
+    end = _closing(tokens, at)
+    while end < len(tokens) and tokens[end].text in (".", "|", "(", "["):
+        end = _closing(tokens, end + 1) if tokens[end].text in (".", "|") else _closing(tokens, end)
+    return end
+
+
+def _closing(tokens: Sequence[Token], at: int) -> int:
+    depth = 0
+    while at < len(tokens):
+        if tokens[at].kind == "sign":
+            depth += (tokens[at].text in "([{") - (tokens[at].text in _CLOSE)
+        at += 1
+        if not depth:
+            break
+    return at
+
+
+# --- minijinja ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _environment() -> Any:
+    try:
+        from minijinja import Environment
+    except ImportError as error:
+        raise UsageError("expressions of flows need a library: pip install 'perdure[flow]'") from error
+    environment: Any = Environment(undefined_behavior="strict", fuel=FUEL, pycompat=False)
+    for name in _REMOVED.split():
+        environment.remove_filter(name)
+    for name in _REMOVED_FUNCTIONS.split():
+        environment.remove_global(name)
+    environment.add_function("range", _range)
+    own: dict[str, Callable[..., Any]] = {
+        "join": _join,
+        "replace": _replace,
+        "tojson": lambda value: msgspec.json.encode(value).decode(),
+        "from_json": _from_json,
+        "hash": _hash,
+        "date": _date,
+        "add_days": _add_days,
+    }
+    for name, function in own.items():
+        environment.add_filter(name, function)
+    return environment
+
+
+@cache
+def _engine() -> tuple[Callable[..., Any], type[Exception]]:
+    """What evaluates, and what it raises."""
+    environment = _environment()
+    from minijinja import TemplateError
+
+    return environment.eval_expr, TemplateError
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_RESULT:
+        raise ValueError(f"a text of it is larger than {MOST_RESULT:,} characters")
+
+
+def _range(start: int, stop: int | None = None, step: int = 1) -> list[int]:
+    found = range(start) if stop is None else range(start, stop, step)
+    if len(found) > MOST_RANGE:
+        raise ValueError(f"range() gives at most {MOST_RANGE} numbers")
+    return list(found)
+
+
+def _join(values: Any, by: str = "") -> str:
+    texts = [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in values]
+    _check_size(sum(map(len, texts)) + len(by) * len(texts))
+    return by.join(texts)
+
+
+def _replace(value: str, old: str, new: str) -> str:
+    if not old:
+        raise ValueError("replace('', ...) replaces nothing")
+    _check_size(len(value) + value.count(old) * len(new))
+    return value.replace(old, new)
+
+
+def _from_json(text: str) -> Any:
+    return msgspec.json.decode(text)
+
+
+def _hash(value: Any) -> str:
+    data = value.encode() if isinstance(value, str) else msgspec.json.encode(value, order="deterministic")
+    return hashlib.sha256(data).hexdigest()
+
+
+def _moment(value: Any) -> datetime:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return datetime.fromtimestamp(value, UTC)
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r:.40} is no date; write 2026-11-16 or 2026-11-16T03:00:00+01:00") from None
+
+
+def _date(value: Any, form: str = "%Y-%m-%d") -> str:
+    if len(form) > 100 or not set(re.findall(r"%(.)", form)) <= set("YmdHMSfzjGVu%"):
+        raise ValueError(f"date({form!r:.40}): use %Y %m %d %H %M %S %f %z %j %G %V %u")
+    return _moment(value).strftime(form)
+
+
+def _add_days(value: Any, days: float) -> str:
+    moved = _moment(value) + timedelta(days=days)
+    return moved.date().isoformat() if isinstance(value, str) and len(value) <= 10 else moved.isoformat()

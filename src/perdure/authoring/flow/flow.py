@@ -1,0 +1,224 @@
+"""`Flow`: a definition in a file as a program. Its version is the hash of what it says."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.code.body import Called, to_await
+from perdure.authoring.dataflow.dependence import Dependence
+from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.program import DataflowProgram
+from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
+from perdure.authoring.flow.components import Components
+from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
+from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
+from perdure.authoring.graph.diagram import Format, diagram, turns_of
+from perdure.errors import FlowProblem, NotDecodable
+from perdure.kernel.events import RunStarted
+from perdure.kernel.hints import did_you_mean
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.patches import NO_HISTORY, PatchHistory
+from perdure.kernel.program import Defined
+from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.signatures import Signature, Taken
+from perdure.kernel.values.skips import plain_result
+
+_NUMBERS = itertools.count()
+
+
+class Result(OwnDecoder):
+    """How the result of a flow is read: as plain JSON, without what it says about steps that were skipped."""
+
+    def __repr__(self) -> str:
+        return "Any"
+
+    def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
+        """The function that decodes a result."""
+        return plain_result
+
+
+class Flow(DataflowProgram):
+    """A flow. Call it with its inputs by name, and give that to `start` or `run`; made by `load_flow`."""
+
+    def __init__(self, definition: FlowDef, compiler: Compiler, file: str, problems: Problems) -> None:
+        self.plan = compiler.build().plan
+        self.name, self.file = definition.name, file
+        self._inputs, self._schemas = definition.inputs, definition.schemas
+        inner = {node.name: node.program.version for node in self.plan.nodes if node.program is not None}
+        # As what runs keep, and what tells versions apart: places, comments and descriptions do not matter.
+        self.definition = msgspec.json.encode({**definition.canonical, "": inner}, order="sorted")
+        self.version = sha256(self.definition).hexdigest()[:16]
+        self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
+        self.returns = Result()
+        self.decides = self.rests = True
+        self.dataflow = Dependence(self.plan)
+        self.asks = any(
+            node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
+        )
+        self.defined = Defined((file, self.name), f"{file}:1", next(_NUMBERS))
+        self.types = tuple((f"={name}", Any) for name in self._inputs)
+        self.defaults = {name: one.default for name, one in self._inputs.items() if not one.required}
+        self.__name__ = self.__qualname__ = self.name
+        fixed = {name: one.default for name, one in definition.variables.items() if not one.env and not one.secret}
+        self._constants = Raw(msgspec.json.encode(fixed))
+        self._defaults = {
+            name: Raw(msgspec.json.encode(one.default)) for name, one in self._inputs.items() if one.has_default
+        }
+
+    def __call__(self, **inputs: Any) -> Invocation[Any]:
+        """What to run, with its inputs; give it to `start` or `run`."""
+        self._check_names(inputs)  # a wrong call fails here, at the user's line
+        return to_await(Called(self.name, self, (), inputs), sys._getframe(1), f"{self.name}(...)")
+
+    def __repr__(self) -> str:
+        return f"<flow {self.name} {self.version}>"
+
+    @property
+    def inputs(self) -> Mapping[str, InputDef]:
+        """What it is started with."""
+        return self._inputs
+
+    @property
+    def input_names(self) -> Mapping[str, str]:
+        """What callers call inputs."""
+        return {INPUT + name: name for name in self._inputs}
+
+    # --- inputs -----------------------------------------------------------------------------------------------------
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        for name in given:
+            if name not in self._inputs:
+                raise TypeError(f"there is no input {name!r}; {did_you_mean(name, self._inputs)}")
+        missing = [name for name, one in self._inputs.items() if one.required and name not in given]
+        if missing:
+            raise TypeError(f"{self.name}() lacks {', '.join(map(repr, missing))}")
+
+    def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
+        """The inputs as one JSON object by name. Raises TypeError for a call that does not fit."""
+        if args:
+            raise TypeError(f"{self.name}() takes its inputs by name")
+        self._check_names(kwargs)
+        data = codec.encode_inputs(kwargs, f"an input of {self.name}")
+        self._check_values(msgspec.json.decode(data))
+        return data
+
+    def check_input(self, input: Raw, codec: Codec) -> object:
+        """Raise NotDecodable for stored input that does not fit."""
+        given = codec.decode(input, dict[str, Any], f"the input of {self.name}")
+        try:
+            self._check_names(given)
+        except TypeError as error:
+            raise NotDecodable(
+                f"the input of {self.name}", "its inputs", f"{error} ({self.name} is {self.file})"
+            ) from None
+        self._check_values(given)
+        return given
+
+    def _check_values(self, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            wrong = flaw(self._inputs[name].schema, self._schemas, value)
+            if wrong is not None:
+                raise NotDecodable(f"the input {name} of {self.name}", "its schema", wrong)
+
+    @property
+    def signature(self) -> str:
+        """How it is called."""
+        shown = []
+        for name, one in sorted(self._inputs.items(), key=lambda item: not item[1].required):
+            shown.append(f"{name}: {one.schema.get('type', 'any')}{'' if one.required else ' = ...'}")
+        return f"({', '.join(shown)})"
+
+    def call_signature(self, codec: Codec) -> Signature:
+        """What it is called with, for callers that do not have it."""
+        kind = int(inspect.Parameter.KEYWORD_ONLY)
+        return Signature(
+            tuple(
+                Taken(
+                    name,
+                    str(one.schema.get("type", "Any")),
+                    kind,
+                    one.required,
+                    Raw(msgspec.json.encode(whole_schema(one.schema, self._schemas))),
+                )
+                for name, one in self._inputs.items()
+            )
+        )
+
+    # --- Program ----------------------------------------------------------------------------------------------------
+
+    def open(
+        self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
+    ) -> DataflowExecution:
+        """A fresh execution of its plan."""
+        if not past.replaying:
+            self.check_input(started.input, codec)
+        given = self._defaults | msgspec.json.decode(started.input, type=dict[str, Raw])
+        values = {INPUT + name: value for name, value in given.items()}
+        values[INPUTS] = Raw(msgspec.json.encode(given))
+        values[CONSTANTS] = self._constants
+        values[RUN] = Raw(msgspec.json.encode({"id": started.id}))
+        return DataflowExecution(
+            self.plan, msgspec.structs.replace(started, input=Raw(msgspec.json.encode(values))), codec, past
+        )
+
+    def diagram(self, *, format: Format = "mermaid", depth: int | None = None) -> str:
+        """The flow as text that mermaid, or Graphviz with `format="dot"`, draws."""
+        return diagram(self.plan, format=format, depth=depth, inputs=self.input_names)
+
+    def drawn(self, statuses: Mapping[str, str], format: Any, depth: int | None) -> str:
+        """The flow with its steps coloured by the statuses of their ops, and the edges marked that were taken."""
+        turns = turns_of(statuses)
+        return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
+
+
+def load(path: str, python: Sequence[str], components: Mapping[str, Callable[..., Any]]) -> Flow:
+    """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read."""
+    root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    return _Loader(python, components, root).load(path, os.path.realpath(path))
+
+
+class _Loader:
+    """Reads a flow and those in it, each file once."""
+
+    def __init__(self, python: Sequence[str], components: Mapping[str, Callable[..., Any]], root: str) -> None:
+        self._python, self._components, self._root = python, components, root
+        self._loaded: dict[str, Flow | None] = {}
+
+    def load(self, shown: str, file: str) -> Flow:
+        """The flow in a file, which errors show under the name that it was given by."""
+        problems = Problems(os.path.normpath(shown))
+        if file in self._loaded:
+            found = self._loaded[file]
+            if found is None:
+                problems.add(Mark(1, 1), "F016", "this flow contains itself")
+                problems.stop()
+            assert found is not None
+            return found
+        with open(file, "rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+        self._loaded[file] = None
+        try:
+            definition = read_flow(read(data, problems.file, problems), problems)
+            folder = os.path.dirname(shown)
+            found = Flow(
+                definition,
+                Compiler(
+                    definition, Components(self._python, self._components, folder, self._root, self.load), problems
+                ),
+                problems.file,
+                problems,
+            )
+        except BaseException:
+            del self._loaded[file]
+            raise
+        self._loaded[file] = found
+        return found

@@ -1,0 +1,538 @@
+"""The format of a flow: a typed reader of the tree, and the same as JSON Schema for editors. Wires nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.errors import UsageError
+from perdure.kernel.hints import did_you_mean
+from perdure.kernel.policies.durations import ENDLESS, UNITS, duration, parse_duration
+from perdure.kernel.policies.retry import Retry
+
+T = TypeVar("T")
+
+VERSION = 1
+# What names steps, inputs and variables: expressions can refer to it without quotes.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
+# Names that mean something else in expressions, or are ops of perdure's own.
+RESERVED = frozenset({"vars", "END"})
+
+
+class InputDef(msgspec.Struct, frozen=True):
+    """An input: its JSON Schema, and its default; `required` if there is none."""
+
+    schema: dict[str, Any]
+    required: bool
+    has_default: bool
+    default: Any
+    mark: Mark
+
+
+class VariableDef(msgspec.Struct, frozen=True):
+    """A variable: a fixed value, which a variable of the environment may replace, or the name of a secret."""
+
+    has_default: bool
+    default: Any
+    env: str
+    secret: str
+    mark: Mark
+
+
+class MapDef(msgspec.Struct, frozen=True):
+    """Over which list a step is mapped, and under which name expressions know an item."""
+
+    over: Item
+    name: str
+    limit: int | None
+    tolerate: float | None
+    on_error: Literal["fail", "none", "skip"]
+
+
+class StepDef(msgspec.Struct, frozen=True):
+    """A step, as it is written."""
+
+    id: str
+    mark: Mark
+    use: Item
+    arguments: Item | None
+    when: Item | None
+    needs: tuple[tuple[str, Mark], ...]
+    after: tuple[tuple[str, Mark], ...]
+    retry: Retry | None
+    timeout: float | None
+    # "fail", "skip", or the value in place of the result.
+    on_error: str | Item
+    # The value after a timeout of a wait.
+    on_timeout: Item | None
+    map: MapDef | None
+
+
+class FlowDef(msgspec.Struct, frozen=True):
+    """A flow, as it is written."""
+
+    name: str
+    mark: Mark
+    inputs: dict[str, InputDef]
+    variables: dict[str, VariableDef]
+    schemas: dict[str, Any]
+    steps: tuple[StepDef, ...]
+    # The ids of all steps, also of those that are wrong.
+    ids: dict[str, Mark]
+    output: Item | None
+    on_failure: Literal["stop", "continue"]
+    # The tree without places, descriptions and what does not matter for a run.
+    canonical: dict[str, Any]
+
+
+FLOW_KEYS = {
+    "perdure": "The version of the format: 1.",
+    "name": "The name of the flow: what its runs are runs of.",
+    "version": "A label for people; what tells versions apart is the hash of the definition.",
+    "description": "What the flow is for.",
+    "inputs": "What the flow is started with: a type or a JSON Schema for each name.",
+    "variables": "Fixed values, variables of the environment, and secrets.",
+    "schemas": "JSON Schemas that others refer to, as {$ref: '#/schemas/NAME'}.",
+    "steps": "What is done. A step runs when all that it refers to has ended.",
+    "output": "The result of a run.",
+    "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
+}
+STEP_KEYS = {
+    "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
+    "use": "The component: python:module.function, flow:./other.yaml, value, sleep, signal or approval.",
+    "with": "The arguments of the component.",
+    "when": "An expression; the step is skipped where it is false.",
+    "needs": "Steps that must have succeeded before; what expressions refer to is needed anyway.",
+    "after": "Steps that must have ended before, however they did.",
+    "retry": "How often the step is tried, and how long it waits in between.",
+    "timeout": "How long an attempt may take, or a wait: 30s, 5m, 3d.",
+    "on_error": "What follows the last failure: fail, skip, or {value: ...} in place of the result.",
+    "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
+    "map": "Runs the step once for each item of a list.",
+    "description": "What the step is for.",
+}
+RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
+MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
+VARIABLE_KEYS = ("default", "env", "secret", "description")
+_LEFT_OUT = frozenset({"description"})
+
+
+def read_flow(root: Item, problems: Problems) -> FlowDef:
+    """The definition in a tree, without what is wrong in it. Raises FlowInvalid if it is none at all."""
+    found = _Reader(problems).flow(root)
+    if found is None:
+        problems.stop()
+    assert found is not None
+    return found
+
+
+class _Reader:
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._ids: dict[str, Mark] = {}
+
+    def flow(self, root: Item) -> FlowDef | None:
+        add = self._problems.add
+        if not isinstance(root.value, dict):
+            add(root.mark, "F002", f"a flow is an object that begins with `perdure: 1`; this is {kind_of(root)}")
+            return None
+        version = root.value.get("perdure")
+        if version is None:
+            add(root.mark, "F006", "a flow begins with the version of its format: `perdure: 1`")
+        elif version.value != VERSION or isinstance(version.value, bool):
+            add(version.mark, "F002", f"the version of the format is {VERSION}; this is {version.plain()!r:.40}")
+        self._keys(root, FLOW_KEYS, "a flow", ("name", "steps"))
+        name = self._get(root, "name", self._program_name) or "?"
+        for key in ("version", "description"):
+            self._get(root, key, self._text)
+        schemas = self._get(root, "schemas", self._schemas) or {}
+        return FlowDef(
+            name,
+            root.mark,
+            self._named(root, "inputs", lambda item: self._input(item, schemas)),
+            self._named(root, "variables", self._variable),
+            schemas,
+            self._steps(root),
+            self._ids,
+            root.value.get("output"),
+            self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
+            _canonical(root.plain()),
+        )
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _schemas(self, item: Item) -> dict[str, Any]:
+        if not self._is_object(item, "schemas"):
+            return {}
+        for one in item.value.values():
+            self._check_schema(one)
+        return {name: one.plain() for name, one in item.value.items()}
+
+    def _input(self, item: Item, schemas: Mapping[str, Any]) -> InputDef | None:
+        if isinstance(item.value, str):
+            kind = self._one_of(item, TYPES)
+            return InputDef({"type": kind}, True, False, None, item.mark)
+        if not self._is_object(item, "an input"):
+            return None
+        given = item.plain()
+        has_default, default = "default" in given, given.get("default")
+        required = given.pop("required", not has_default) if isinstance(given.get("required", True), bool) else True
+        schema = {key: value for key, value in given.items() if key not in ("default", "description", "schema")}
+        if "schema" in given:
+            schema = given["schema"] if isinstance(given["schema"], dict) else {}
+            self._check_schema(item.value["schema"])
+        elif "type" in item.value and isinstance(item.value["type"].value, str):
+            self._one_of(item.value["type"], TYPES)
+        before = len(self._problems.found)
+        self._check_schema(item)
+        if len(self._problems.found) == before:
+            self._check_default(item, schema, schemas)
+        return InputDef(schema, bool(required) and not has_default, has_default, default, item.mark)
+
+    def _check_default(self, item: Item, schema: dict[str, Any], schemas: Mapping[str, Any]) -> None:
+        try:
+            wrong = flaw(schema, schemas, item.value["default"].plain()) if "default" in item.value else None
+            validator(schema, schemas)
+        except UsageError as error:
+            self._problems.add(item.mark, "F030", str(error))
+        else:
+            if wrong is not None:
+                self._problems.add(item.value["default"].mark, "F030", f"the default does not fit the schema: {wrong}")
+
+    def _check_schema(self, item: Item) -> None:
+        """Refuse references to other documents."""
+        work = [item]
+        while work:
+            one = work.pop()
+            if isinstance(one.value, dict):
+                reference = one.value.get("$ref")
+                if reference is not None and not str(reference.value).startswith("#"):
+                    self._problems.add(reference.mark, "F030", "a $ref stays in the file, as in '#/schemas/Order'")
+                work += one.value.values()
+            elif isinstance(one.value, list):
+                work += one.value
+
+    def _variable(self, item: Item) -> VariableDef | None:
+        if not isinstance(item.value, dict):
+            return VariableDef(True, item.plain(), "", "", item.mark)
+        self._keys(item, VARIABLE_KEYS, "a variable")
+        env, secret = self._get(item, "env", self._name) or "", self._get(item, "secret", self._name) or ""
+        if secret and ("default" in item.value or env):
+            self._problems.add(item.mark, "F002", "a secret has no default and no env: its name is all there is")
+        elif not secret and not env and "default" not in item.value:
+            self._problems.add(item.mark, "F006", "a variable needs a default, an env, or a secret")
+        default = item.value.get("default")
+        return VariableDef(default is not None, default and default.plain(), env, secret, item.mark)
+
+    def _steps(self, root: Item) -> tuple[StepDef, ...]:
+        item = root.value.get("steps")
+        if item is None:
+            return ()
+        if not isinstance(item.value, list):
+            self._problems.add(item.mark, "F002", f"steps is a list, each with an id; this is {kind_of(item)}")
+            return ()
+        if not item.value:
+            self._problems.add(item.mark, "F002", "a flow has at least one step")
+        return tuple(step for one in item.value if (step := self._step(one)) is not None)
+
+    def _step(self, item: Item) -> StepDef | None:
+        if not self._is_object(item, "a step"):
+            return None
+        self._keys(item, STEP_KEYS, "a step", ("id", "use"))
+        value = item.value
+        id = self._get(item, "id", self._name)
+        use = value.get("use")
+        if use is not None and not (isinstance(use.value, str) and use.value):
+            self._problems.add(use.mark, "F002", f"use names a component, as in `use: http`; this is {kind_of(use)}")
+            use = None
+        if id is not None:
+            self._take_id(id, value["id"].mark)
+        self._get(item, "description", self._text)
+        found: dict[str, Any] = {
+            "needs": self._get(item, "needs", self._names) or (),
+            "after": self._get(item, "after", self._names) or (),
+            "retry": self._get(item, "retry", self._retry),
+            "timeout": self._get(item, "timeout", self._duration),
+            "on_error": self._get(item, "on_error", self._on_error) or "fail",
+            "on_timeout": self._get(item, "on_timeout", self._on_timeout),
+            "map": self._get(item, "map", self._map),
+        }
+        if id is None or use is None:
+            return None
+        return StepDef(
+            id=id, mark=value["id"].mark, use=use, arguments=value.get("with"), when=value.get("when"), **found
+        )
+
+    def _take_id(self, id: str, mark: Mark) -> None:
+        if id in RESERVED:
+            self._problems.add(mark, "F002", f"{id!r} is a name of perdure's own; call the step otherwise")
+        first = self._ids.setdefault(id, mark)
+        if first is not mark:
+            where = f"{self._problems.file}:{first.line}:{first.column}"
+            self._problems.add(mark, "F003", f"duplicate id {id!r}; first at {where}")
+
+    def _retry(self, item: Item) -> Retry | None:
+        if isinstance(item.value, int) and not isinstance(item.value, bool):
+            item = Item({"attempts": item}, item.mark)
+        if not self._is_object(item, "retry") or not self._keys(item, RETRY_KEYS, "retry"):
+            return None
+        given: dict[str, Any] = {
+            key: self._duration(one) if key in ("initial", "max") else one.plain() for key, one in item.value.items()
+        }
+        try:
+            return Retry(**given) if None not in given.values() else None
+        except UsageError as error:
+            self._problems.add(item.mark, "F002", str(error))
+            return None
+
+    def _map(self, item: Item) -> MapDef | None:
+        if not self._is_object(item, "map") or not self._keys(item, MAP_KEYS, "map", ("over",)):
+            return None
+        limit = self._get(item, "limit", lambda one: self._count(one, 1))
+        tolerate = self._get(item, "tolerate", self._tolerate)
+        on_error = self._get(item, "on_error", lambda one: self._one_of(one, ("fail", "none", "skip")))
+        if tolerate is not None and on_error == "fail":
+            self._problems.add(item.value["tolerate"].mark, "F002", "with on_error: fail no item may fail")
+        default: Literal["fail", "none"] = "fail" if tolerate is None else "none"
+        name = self._get(item, "as", self._name) or "item"
+        return MapDef(item.value["over"], name, limit, tolerate, on_error or default)
+
+    def _tolerate(self, item: Item) -> float | None:
+        if isinstance(item.value, str) and (found := _SHARE.fullmatch(item.value)) and float(found[1]) <= 100:
+            return float(found[1]) / 100
+        if isinstance(item.value, int) and not isinstance(item.value, bool) and item.value >= 0:
+            return item.value
+        self._problems.add(item.mark, "F002", "tolerate is how many items may fail: a number, or a share such as 1%")
+        return None
+
+    def _on_error(self, item: Item) -> str | Item | None:
+        if isinstance(item.value, dict):
+            return self._value_in(item, "on_error")
+        found: str | None = self._one_of(item, ("fail", "skip"), " or {value: ...}")
+        return found
+
+    def _on_timeout(self, item: Item) -> Item | None:
+        return self._value_in(item, "on_timeout") if self._is_object(item, "on_timeout") else None
+
+    def _value_in(self, item: Item, what: str) -> Item | None:
+        found: Item | None = item.value.get("value") if self._keys(item, ("value",), what, ("value",)) else None
+        return found
+
+    # --- kinds of values --------------------------------------------------------------------------------------------
+
+    def _get(self, item: Item, key: str, read: Callable[[Item], T | None]) -> T | None:
+        """What a key holds; None if it is not there, or wrong."""
+        inner = item.value.get(key)
+        return None if inner is None else read(inner)
+
+    def _named(self, root: Item, key: str, read: Callable[[Item], T | None]) -> dict[str, T]:
+        item = root.value.get(key)
+        found: dict[str, T] = {}
+        if item is None or not self._is_object(item, key):
+            return found
+        for name, one in item.value.items():
+            if not _NAME.fullmatch(name):
+                self._problems.add(item.keys.get(name, one.mark), "F002", _no_name(name))
+            value = read(one)
+            if value is not None:
+                found[name] = value
+        return found
+
+    def _keys(self, item: Item, known: Any, what: str, needed: tuple[str, ...] = ()) -> bool:
+        """Whether an object has known keys alone, and those that are needed."""
+        right = True
+        for key in item.value:
+            if key not in known:
+                hint = did_you_mean(key, known)
+                self._problems.add(item.keys.get(key, item.mark), "F005", f"{what} has no key {key!r}; {hint}")
+                right = False
+        for key in needed:
+            if key not in item.value:
+                self._problems.add(item.mark, "F006", f"{what} needs the key {key!r}")
+                right = False
+        return right
+
+    def _is_object(self, item: Item, what: str) -> bool:
+        if not isinstance(item.value, dict):
+            self._problems.add(item.mark, "F002", f"{what} is an object; this is {kind_of(item)}")
+        return isinstance(item.value, dict)
+
+    def _text(self, item: Item) -> str | None:
+        if isinstance(item.value, str):
+            return item.value
+        self._problems.add(item.mark, "F002", f"this is to be text, and is {kind_of(item)}; write it in quotes")
+        return None
+
+    def _name(self, item: Item) -> str | None:
+        text = self._text(item)
+        if text is not None and not _NAME.fullmatch(text):
+            self._problems.add(item.mark, "F002", _no_name(text))
+            return None
+        return text
+
+    def _program_name(self, item: Item) -> str | None:
+        text = self._text(item)
+        if text is not None and (not _PROGRAM.fullmatch(text) or len(text) > 100 or text.startswith("perdure.")):
+            self._problems.add(item.mark, "F002", f"{text!r:.80} is no name; use letters, digits, _, - and .")
+            return None
+        return text
+
+    def _names(self, item: Item) -> tuple[tuple[str, Mark], ...] | None:
+        items = item.value if isinstance(item.value, list) else [item]
+        if all(isinstance(one.value, str) for one in items):
+            return tuple((one.value, one.mark) for one in items)
+        self._problems.add(item.mark, "F002", f"this is a list of ids of steps; this is {kind_of(item)}")
+        return None
+
+    def _duration(self, item: Item) -> float | None:
+        value = item.value
+        length = parse_duration(value, bare=False) if isinstance(value, str) else duration(value)
+        if length is None or not 0 <= length < ENDLESS:
+            units = ", ".join(f"5{unit}" for unit in UNITS)
+            self._problems.add(item.mark, "F002", f"{value!r:.40} is no length of time; write seconds, or {units}")
+            return None
+        return length
+
+    def _count(self, item: Item, least: int) -> int | None:
+        value = item.value
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        self._problems.add(item.mark, "F002", f"this is a whole number from {least} on; this is {kind_of(item)}")
+        return None
+
+    def _one_of(self, item: Item, known: tuple[str, ...], more: str = "") -> Any:
+        if item.value in known:
+            return item.value
+        listed = ", ".join(known) + more
+        hint = f"; {did_you_mean(item.value, known)}" if isinstance(item.value, str) else ""
+        self._problems.add(item.mark, "F002", f"this is one of {listed}{hint}")
+        return None
+
+
+def kind_of(item: Item) -> str:
+    """What an item is, in words."""
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(item.value), "empty")
+
+
+def _no_name(text: str) -> str:
+    return f"{text!r:.80} is no name; use letters, digits and _, and begin with no digit"
+
+
+def _canonical(value: Any) -> Any:
+    """The tree in one form: what makes no difference to a run is left out, and steps keep their order."""
+    found = {key: inner for key, inner in value.items() if key not in _LEFT_OUT}
+    if isinstance(found.get("steps"), list):
+        found["steps"] = [
+            {key: inner for key, inner in step.items() if key not in _LEFT_OUT} if isinstance(step, dict) else step
+            for step in found["steps"]
+        ]
+    return found
+
+
+# --- JSON Schema ----------------------------------------------------------------------------------------------------
+
+
+def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with those that it may refer to."""
+    return {**schema, "schemas": dict(schemas)} if schemas else dict(schema)
+
+
+def validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+    """What validates values of a schema. Raises UsageError for what is no schema. Nothing is fetched."""
+    import jsonschema_rs
+
+    try:
+        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse)
+    except ValueError as error:
+        raise UsageError(f"this is no JSON Schema: {str(error).partition(chr(10))[0]}") from None
+
+
+def _refuse(address: str) -> Any:
+    raise ValueError(f"{address} is not in the file")
+
+
+def flaw(schema: Mapping[str, Any], schemas: Mapping[str, Any], value: Any) -> str | None:
+    """Why a value does not fit a schema; None if it does."""
+    for error in validator(schema, schemas).iter_errors(value):
+        at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path).lstrip(".")
+        message: str = error.message
+        return f"{at}: {message}" if at else message
+    return None
+
+
+def schema() -> dict[str, Any]:
+    """The format as JSON Schema, for editors."""
+    text = {"type": "string"}
+    spoken = {"type": "string", "pattern": r"^[0-9.]+ *(ms|s|m|min|h|d|w)$"}
+    length = {"anyOf": [{"type": "number", "minimum": 0}, spoken]}
+    name = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
+    ids = {"anyOf": [text, {"type": "array", "items": text}]}
+    value = _object({"value": {}}, ("value",))
+    retry: dict[str, Any] = {
+        "attempts": {"type": "integer", "minimum": 1},
+        "initial": length,
+        "factor": {"type": "number", "minimum": 1},
+        "max": length,
+        "backoff": {"enum": ["exponential", "linear", "none"]},
+        "jitter": {"type": "boolean"},
+    }
+    mapped: dict[str, Any] = {
+        "over": {},
+        "as": name,
+        "limit": {"type": "integer", "minimum": 1},
+        "tolerate": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+%$"}]},
+        "on_error": {"enum": ["fail", "none", "skip"]},
+    }
+    variable: dict[str, Any] = {"default": {}, "env": name, "secret": name, "description": text}
+    step: dict[str, Any] = {
+        "id": {**name, "not": {"enum": sorted(RESERVED)}},
+        "use": {"type": "string", "minLength": 1},
+        "with": {},
+        "when": {},
+        "needs": ids,
+        "after": ids,
+        "retry": {"anyOf": [{"type": "integer", "minimum": 1}, _object(retry)]},
+        "timeout": length,
+        "on_error": {"anyOf": [{"enum": ["fail", "skip"]}, value]},
+        "on_timeout": value,
+        "map": _object(mapped, ("over",)),
+        "description": text,
+    }
+    flow: dict[str, Any] = {
+        "perdure": {"const": VERSION},
+        "name": {"type": "string", "pattern": f"^{_PROGRAM.pattern}$", "maxLength": 100},
+        "version": text,
+        "description": text,
+        "inputs": {
+            "type": "object",
+            "propertyNames": name,
+            "additionalProperties": {"anyOf": [{"enum": list(TYPES)}, {"type": "object"}]},
+        },
+        "variables": {
+            "type": "object",
+            "propertyNames": name,
+            "additionalProperties": {"if": {"type": "object"}, "then": _object(variable)},
+        },
+        "schemas": {"type": "object"},
+        "steps": {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)},
+        "output": {},
+        "on_failure": {"enum": ["stop", "continue"]},
+    }
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A flow of perdure"}
+    return {**about, **_object(flow, ("perdure", "name", "steps"), FLOW_KEYS)}
+
+
+def _object(
+    keys: Mapping[str, dict[str, Any]], required: tuple[str, ...] = (), about: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    described = {key: {**one, "description": about[key]} if about else one for key, one in keys.items()}
+    found = {"type": "object", "properties": described, "additionalProperties": False}
+    return {**found, "required": list(required)} if required else found

@@ -1,0 +1,287 @@
+"""Read YAML or JSON into a tree in which every value knows its line and column. Knows nothing of flows.
+
+Scalars follow the rules of JSON in both: `yes`, `on` and `2026-11-16` are text. Tags, anchors, aliases and duplicate
+keys are problems, and so is what is too large or too deep.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
+
+from perdure.errors import FlowInvalid, FlowProblem, UsageError
+
+# A flow of a thousand steps has about 150 kB.
+MOST_BYTES, MOST_DEPTH = 1024 * 1024, 20
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = {"true": True, "false": False, "null": None, "": None}
+# Plain scalars that YAML 1.1 reads as something else than text.
+_OTHERWISE = re.compile(
+    r"(?i:yes|no|on|off|~)|(?:True|TRUE|False|FALSE|Null|NULL)|0x[0-9a-fA-F]+|0o?[0-7]+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+"
+    r"|[-+]?\.(?i:inf|nan)|\+[0-9.]+"
+)
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+class Mark(NamedTuple):
+    """A place in a file, counted from 1."""
+
+    line: int
+    column: int
+
+
+class Item:
+    """A value and where it begins: an object, with the places of its keys, a list, or a scalar."""
+
+    __slots__ = ("keys", "mark", "quoted", "value")
+
+    def __init__(self, value: Any, mark: Mark, quoted: int = 0) -> None:
+        # Objects and lists have items inside.
+        self.value, self.mark = value, mark
+        self.keys: dict[str, Mark] = {}
+        # How many characters come before the first one of a text: its quote. -1: the text has lines or escapes, and
+        # a place in it cannot be told.
+        self.quoted = quoted
+
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        if isinstance(self.value, list):
+            return [item.plain() for item in self.value]
+        return self.value
+
+    def at(self, offset: int) -> Mark:
+        """The place of a character of a text."""
+        return self.mark if self.quoted < 0 else Mark(self.mark.line, self.mark.column + self.quoted + offset)
+
+
+class Problems:
+    """What is wrong with a file: everything is collected, and raised at once."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.found: list[FlowProblem] = []
+
+    def add(self, mark: Mark, code: str, message: str) -> None:
+        """Note a problem."""
+        self.found.append(FlowProblem(self.file, mark.line, mark.column, code, message))
+
+    def warn(self, mark: Mark, code: str, message: str) -> None:
+        """Note what may be a mistake."""
+        self.found.append(FlowProblem(self.file, mark.line, mark.column, code, message, "warning"))
+
+    def stop(self) -> None:
+        """Raise FlowInvalid if there is any problem that is more than a warning."""
+        if any(problem.level == "error" for problem in self.found):
+            raise FlowInvalid(sorted(self.found, key=lambda one: (one.line, one.column)))
+
+
+_TOP = Mark(1, 1)
+
+
+def read(data: bytes, file: str, problems: Problems) -> Item:
+    """The tree of a file. Raises FlowInvalid if there is none."""
+    item = None
+    if len(data) > MOST_BYTES:
+        problems.add(_TOP, "F008", f"the file is larger than {MOST_BYTES:,} bytes; a flow is not")
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            problems.add(Mark(line, 1), "F001", "this line is not UTF-8")
+        else:
+            item = _Json(text, problems).read() if file.endswith(".json") else _yaml(text, problems)
+    problems.stop()
+    assert item is not None
+    return item
+
+
+# --- YAML -----------------------------------------------------------------------------------------------------------
+
+
+def _yaml(text: str, problems: Problems) -> Item | None:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("flows in YAML need a library: pip install 'perdure[flow]'; JSON files do not") from error
+    try:
+        return _Events(problems).read(yaml, yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = _TOP if mark is None else Mark(mark.line + 1, mark.column + 1)
+        problems.add(place, "F001", f"this is not YAML: {error.problem or error.context}")
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        line = text.count("\n", 0, getattr(error, "position", 0) or 0) + 1
+        problems.add(Mark(line, 1), "F001", f"this is not YAML: {' '.join(str(error).split())}")
+    return None
+
+
+class _Events:
+    """Makes a tree of the events of a parser, without recursion."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._root: Item | None = None
+        # The objects and lists that are open, each with the key that waits for its value.
+        self._open: list[Item] = []
+        self._waiting: list[tuple[str, Mark] | None] = []
+
+    def read(self, yaml: Any, events: Iterator[Any]) -> Item | None:
+        documents = 0
+        for event in events:
+            mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._problems.add(mark, "F001", "a flow is one document; this is the beginning of a second one")
+                    return None
+            elif isinstance(event, yaml.AliasEvent):
+                self._problems.add(mark, "F007", f"aliases such as *{event.anchor} are not read; write it out")
+                self._put(Item(None, mark))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                self._open.pop()
+                self._waiting.pop()
+            elif isinstance(event, yaml.NodeEvent):
+                self._check(event, mark)
+                if isinstance(event, yaml.ScalarEvent):
+                    self._put(self._scalar(event, mark))
+                    continue
+                item = Item({} if isinstance(event, yaml.MappingStartEvent) else [], mark)
+                self._put(item)
+                self._open.append(item)
+                self._waiting.append(None)
+                if len(self._open) > MOST_DEPTH:
+                    self._problems.add(mark, "F008", f"this is nested more than {MOST_DEPTH} deep")
+                    return None
+        if self._root is None:
+            self._problems.add(_TOP, "F001", "the file is empty; a flow begins with `perdure: 1`")
+        return self._root
+
+    def _check(self, event: Any, mark: Mark) -> None:
+        if event.anchor:
+            self._problems.add(mark, "F007", f"anchors such as &{event.anchor} are not read; write it out")
+        if event.tag is not None and event.tag != "!":
+            self._problems.add(mark, "F007", f"tags such as {event.tag} are not read; write the plain value")
+
+    def _scalar(self, event: Any, mark: Mark) -> Item:
+        value: str = event.value
+        if event.style:
+            one_line = event.start_mark.line == event.end_mark.line
+            simple = one_line and event.end_mark.column - event.start_mark.column == len(value) + 2
+            return Item(value, mark, 1 if simple and event.style in "'\"" else -1)
+        if value in _WORDS:
+            return Item(_WORDS[value], mark)
+        if _NUMBER.fullmatch(value):
+            return Item(_number(value, mark, self._problems), mark)
+        is_key = bool(self._open) and isinstance(self._open[-1].value, dict) and self._waiting[-1] is None
+        if _OTHERWISE.fullmatch(value) and not is_key:
+            self._problems.warn(mark, "F009", f"{value} is text here; write true, false, null or a number, or quote it")
+        return Item(value, mark, 0 if event.start_mark.line == event.end_mark.line else -1)
+
+    def _put(self, item: Item) -> None:
+        if not self._open:
+            self._root = self._root or item
+            return
+        inside = self._open[-1]
+        if isinstance(inside.value, list):
+            inside.value.append(item)
+            return
+        key = self._waiting[-1]
+        if key is not None:
+            inside.value[key[0]] = item
+            self._waiting[-1] = None
+        else:
+            self._waiting[-1] = (self._key(inside, item), item.mark)
+
+    def _key(self, inside: Item, item: Item) -> str:
+        key = item.value
+        if isinstance(key, dict | list):
+            self._problems.add(
+                inside.mark, "F021", "`{{ x }}` without quotes is a YAML mapping; write ${{ x }}, in quotes"
+            )
+            return f"\0{len(inside.value)}"
+        if not isinstance(key, str):
+            key = json.dumps(key)
+        _add_key(inside, key, item.mark, self._problems)
+        return str(key)
+
+
+def _add_key(inside: Item, key: str, mark: Mark, problems: Problems) -> None:
+    first = inside.keys.setdefault(key, mark)
+    if first is not mark:
+        where = f"{problems.file}:{first.line}:{first.column}"
+        problems.add(mark, "F004", f"the key {key!r} is given twice; first at {where}")
+
+
+def _number(text: str, mark: Mark, problems: Problems) -> float | int | None:
+    if text.lstrip("-").isdecimal():
+        if len(text) < 20 and -(2**63) <= int(text) < 2**63:
+            return int(text)
+    elif abs(found := float(text)) != float("inf"):
+        return found
+    problems.add(mark, "F002", f"{text[:40]} is a larger number than is kept; write it as text")
+    return None
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+class _Json:
+    """Makes a tree of JSON text."""
+
+    def __init__(self, text: str, problems: Problems) -> None:
+        self._text, self._problems = text, problems
+
+    def read(self) -> Item | None:
+        try:
+            json.loads(self._text)
+            return self._item(_blank(self._text, 0), 1)[0]
+        except json.JSONDecodeError as error:
+            self._problems.add(Mark(error.lineno, error.colno), "F001", f"this is not JSON: {error.msg}")
+        except RecursionError:
+            self._problems.add(_TOP, "F008", f"this is nested more than {MOST_DEPTH} deep")
+        except ValueError:  # an int of more digits than Python converts
+            self._problems.add(_TOP, "F002", "a number in it has thousands of digits; write it as text")
+        return None
+
+    def _mark(self, at: int) -> Mark:
+        return Mark(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))
+
+    def _item(self, at: int, depth: int) -> tuple[Item, int]:
+        """The value that begins at a place, and where it ends. The text is known to be JSON."""
+        text, mark = self._text, self._mark(at)
+        if depth > MOST_DEPTH + 1:
+            raise RecursionError
+        if text[at] == '"':
+            value, end = scanstring(text, at + 1)
+            return Item(value, mark, 1 if end - at == len(value) + 2 else -1), end
+        if text[at] not in "{[":
+            end = next((n for n in range(at, len(text)) if text[n] in " \t\r\n,]}"), len(text))
+            word = text[at:end]
+            return Item(_WORDS[word] if word in _WORDS else _number(word, mark, self._problems), mark), end
+        item = Item({} if text[at] == "{" else [], mark)
+        at = _blank(text, at + 1)
+        while text[at] not in "}]":
+            if isinstance(item.value, dict):
+                place = self._mark(at)
+                key, at = scanstring(text, at + 1)
+                _add_key(item, key, place, self._problems)
+                item.value[key], at = self._item(_blank(text, _blank(text, at) + 1), depth + 1)
+            else:
+                inner, at = self._item(at, depth + 1)
+                item.value.append(inner)
+            at = _blank(text, at)
+            if text[at] == ",":
+                at = _blank(text, at + 1)
+        return item, at + 1
+
+
+def _blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    assert found is not None
+    return found.end()

@@ -1,0 +1,403 @@
+"""The values of a flow: JSON with expressions in it, and Stepflow's forms, as functions of the values they refer to.
+
+A function takes the encoded values of all that it refers to, None for those that do not exist, and returns JSON. It
+raises Missing where one that it needs does not exist, and ExpressionFailed where it cannot have a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from perdure.authoring.dataflow.values import Value
+from perdure.authoring.flow.expressions import (
+    UNSET,
+    Expression,
+    Failed,
+    Path,
+    Reference,
+    Unset,
+    Wrong,
+    encode,
+    find_end,
+)
+from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.errors import ExpressionFailed
+from perdure.kernel.hints import did_you_mean
+
+Given: TypeAlias = Sequence[Value | None]
+Evaluate: TypeAlias = Callable[[Given], bytes]
+OPEN = "${{"
+# The key of an object that stands for a secret: its name, or the pieces of a text.
+SECRET = "$secret"
+_STEP = re.compile(r"""[A-Za-z_][\w-]*|\[(?:[0-9]+|"[^"]*"|'[^']*')\]""")
+
+
+class Scope(Protocol):
+    """What expressions can refer to, at one place of a flow."""
+
+    def slot(self, reference: Reference) -> tuple[int, Path]:
+        """The position of what it refers to among the given values, and the path in that. Raises Wrong."""
+        ...
+
+    def secret(self, reference: Reference) -> str | None:
+        """The name of the secret that it refers to; None if it is none. Raises Wrong."""
+        ...
+
+
+class Missing(Exception):
+    """What a value needs does not exist; `slot` is its position among the given values."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        super().__init__(slot)
+
+
+class Template:
+    """A value of a flow, as JSON. `evaluate` raises Missing and ExpressionFailed.
+
+    `constant` is what it is, if it refers to nothing; `whole` the slot that it is nothing but. `secrets` are the places
+    in it that hold the names of secrets, as `{"$secret": ...}`.
+    """
+
+    __slots__ = ("constant", "evaluate", "secrets", "whole")
+
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        constant: bytes | None = None,
+        whole: int | None = None,
+        secrets: tuple[Path, ...] = (),
+    ) -> None:
+        self.evaluate, self.constant, self.whole, self.secrets = evaluate, constant, whole, secrets
+
+
+def template(item: Item, scope: Scope, problems: Problems) -> Template:
+    """The template of a value. Problems are noted, and the template of a wrong one is null."""
+    value = item.value
+    if isinstance(value, str):
+        return _text(item, scope, problems)
+    if isinstance(value, list):
+        return _joined([template(one, scope, problems) for one in value], None)
+    if isinstance(value, dict):
+        form = next((key for key in value if key in _FORMS), None)
+        if form is not None:
+            return _form(form, item, scope, problems)
+        return _joined([template(one, scope, problems) for one in value.values()], list(value))
+    return _fixed(value)
+
+
+def _fixed(value: Any) -> Template:
+    data = msgspec.json.encode(value)
+    return Template(lambda given: data, data)
+
+
+def _secret(name: str) -> Template:
+    data = msgspec.json.encode({SECRET: name})
+    return Template(lambda given: data, data, secrets=((),))
+
+
+def _joined(parts: Sequence[Template], keys: Sequence[str] | None) -> Template:
+    places: Sequence[str | int] = range(len(parts)) if keys is None else keys
+    secrets = tuple((place, *path) for place, part in zip(places, parts, strict=True) for path in part.secrets)
+    if all(part.constant is not None for part in parts):
+        data = _glued([part.constant or b"" for part in parts], keys)
+        return Template(lambda given: data, data, secrets=secrets)
+    return Template(lambda given: _glued([part.evaluate(given) for part in parts], keys), secrets=secrets)
+
+
+def _glued(parts: Sequence[bytes], keys: Sequence[str] | None) -> bytes:
+    if keys is None:
+        return b"[%b]" % b",".join(parts)
+    return b"{%b}" % b",".join(
+        [b"%b:%b" % (msgspec.json.encode(key), part) for key, part in zip(keys, parts, strict=True)]
+    )
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def _text(item: Item, scope: Scope, problems: Problems) -> Template:
+    text: str = item.value
+    if OPEN not in text:
+        if re.fullmatch(r"\s*\{\{.*\}\}\s*", text):
+            problems.warn(item.mark, "F021", f"{text.strip()} is plain text; an expression is written ${{{{ x }}}}")
+        return _fixed(text)
+    parts: list[str | Template] = []
+    rest, at = "", 0
+    while True:
+        found = text.find(OPEN, at)
+        if found < 0:
+            rest += text[at:]
+            break
+        if found and text[found - 1] == "$":
+            rest += text[at : found - 1] + OPEN  # $${{ is literal
+            at = found + len(OPEN)
+            continue
+        rest += text[at:found]
+        end = find_end(text, found + len(OPEN))
+        if end < 0:
+            problems.add(item.at(found), "F010", "the expression that begins here has no `}}`")
+            return _fixed(None)
+        parts += [rest, _expression(text[found + len(OPEN) : end], item, found + len(OPEN), scope, problems)]
+        rest, at = "", end + 2
+    parts.append(rest)
+    pieces = [part for part in parts if part != ""]
+    if len(pieces) == 1 and isinstance(pieces[0], Template):
+        return pieces[0]
+    if all(isinstance(piece, str) for piece in pieces):
+        return _fixed("".join(map(str, pieces)))
+    where = _place(problems.file, item.mark)
+    if any(isinstance(piece, Template) and piece.secrets for piece in pieces):
+        return Template(lambda given: msgspec.json.encode({SECRET: _written(pieces, given, where)}), secrets=((),))
+    return Template(lambda given: msgspec.json.encode("".join(map(str, _written(pieces, given, where)))))
+
+
+def _written(pieces: Sequence[str | Template], given: Given, where: str) -> list[Any]:
+    """The pieces of a text; what is to be a secret is an object."""
+    texts: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            texts.append(piece)
+            continue
+        data = piece.evaluate(given)
+        value = msgspec.json.decode(data)
+        if piece.secrets:
+            texts.append(value)
+            continue
+        if value is None or isinstance(value, dict | list):
+            kind = "null" if value is None else "an object" if isinstance(value, dict) else "a list"
+            raise ExpressionFailed(
+                where, f"an expression in a text gives {kind}; it must give text, a number or a bool"
+            )
+        texts.append(value if isinstance(value, str) else data.decode())
+    return texts
+
+
+def _expression(text: str, item: Item, offset: int, scope: Scope, problems: Problems) -> Template:
+    try:
+        expression = Expression(text)
+    except Wrong as wrong:
+        problems.add(item.at(offset + wrong.at), wrong.code, str(wrong))
+        return _fixed(None)
+    slots: list[tuple[int, Path]] = []
+    for reference in expression.references:
+        try:
+            name = scope.secret(reference)
+            if name is not None and expression.lone:
+                return _secret(name)
+            if name is not None:
+                raise Wrong(
+                    "F014", reference.at, "a secret is used as it is, alone or in a text: nothing computes with it"
+                )
+            slots.append(scope.slot(reference))
+        except Wrong as wrong:
+            problems.add(item.at(offset + wrong.at), wrong.code, str(wrong))
+    if len(slots) < len(expression.references):
+        return _fixed(None)
+    where = _place(problems.file, item.at(offset))
+    if expression.lone:
+        (slot, path) = slots[0]
+        if not path:
+            return Template(lambda given: _found(given, slot, path, where, expression), whole=slot)
+        return Template(lambda given: _found(given, slot, path, where, expression))
+    return Template(lambda given: _evaluated(expression, slots, given, where))
+
+
+def _found(given: Given, slot: int, path: Path, where: str, expression: Expression) -> bytes:
+    """The value of a lone reference, which is not decoded."""
+    value = given[slot]
+    if value is None:
+        raise Missing(slot)
+    part = value.part(path) if path else value
+    if part is None:
+        raise ExpressionFailed(where, _no_such(expression.text.strip(), expression.references[0], path, value))
+    return part.data
+
+
+def _evaluated(expression: Expression, slots: Sequence[tuple[int, Path]], given: Given, where: str) -> bytes:
+    values: list[Any] = []
+    for slot, path in slots:
+        value = given[slot]
+        part = None if value is None else value.part(path) if path else value
+        values.append(UNSET if part is None else msgspec.json.decode(part.data))
+    try:
+        return encode(expression.evaluate(values))
+    except Unset as unset:
+        slot, path = slots[unset.number]
+        value = given[slot]
+        if value is None:
+            raise Missing(slot) from None
+        reference = expression.references[unset.number]
+        raise ExpressionFailed(where, _no_such(expression.text.strip(), reference, path, value)) from None
+    except Failed as failed:
+        raise ExpressionFailed(where, f"${{{{ {expression.text.strip()} }}}} has no value: {failed}") from None
+
+
+def _no_such(text: str, reference: Reference, path: Path, value: Value) -> str:
+    """Why a path leads to nothing."""
+    whole = f"${{{{ {text} }}}} has no value"
+    known = reference.root + "".join(_shown(key) for key in reference.path[: len(reference.path) - len(path)])
+    for number, key in enumerate(path):
+        inner = value.part(path[:number]) if number else value
+        if inner is None or inner.part(path[number : number + 1]) is not None:
+            continue
+        found = msgspec.json.decode(inner.data)
+        if isinstance(found, dict):
+            return f"{whole}: {known} has no {key!r}; {did_you_mean(str(key), found)} (or write | default(...))"
+        kind = f"a list of {len(found)}" if isinstance(found, list) else "null" if found is None else "no object"
+        return f"{whole}: {known} is {kind}, and has no {key!r} (or write | default(...))"
+    return whole
+
+
+def _shown(key: str | int) -> str:
+    return f"[{key}]" if isinstance(key, int) else f".{key}"
+
+
+def _place(file: str, mark: Mark) -> str:
+    return f"{file}:{mark.line}:{mark.column}"
+
+
+# --- Stepflow's forms -----------------------------------------------------------------------------------------------
+
+# By the key that tells a form: the others that it may have, and whether it must.
+_FORMS: Mapping[str, Mapping[str, bool]] = {
+    "$step": {"path": False},
+    "$input": {},
+    "$variable": {"default": False},
+    "$literal": {},
+    "$if": {"then": True, "else": False},
+    "$coalesce": {},
+}
+
+
+def _form(form: str, item: Item, scope: Scope, problems: Problems) -> Template:
+    value: dict[str, Item] = item.value
+    wrong = False
+    for key in value:
+        if key != form and key not in _FORMS[form]:
+            hint = did_you_mean(key, _FORMS[form])
+            problems.add(item.keys.get(key, item.mark), "F005", f"{form} has no key {key!r} beside it; {hint}")
+            wrong = True
+    for key, must in _FORMS[form].items():
+        if must and key not in value:
+            problems.add(item.mark, "F006", f"{form} needs {key!r}")
+            wrong = True
+    inner = value[form]
+    if wrong:
+        return _fixed(None)
+    if form == "$literal":
+        return _fixed(inner.plain())
+    if form == "$if":
+        otherwise = value.get("else")
+        last = _fixed(None) if otherwise is None else template(otherwise, scope, problems)
+        return _chosen(template(inner, scope, problems), template(value["then"], scope, problems), last)
+    if form == "$coalesce":
+        if not isinstance(inner.value, list):
+            problems.add(inner.mark, "F002", "$coalesce is a list of values")
+            return _fixed(None)
+        return _first([template(one, scope, problems) for one in inner.value])
+    if not isinstance(inner.value, str):
+        problems.add(inner.mark, "F002", f"{form} is text")
+        return _fixed(None)
+    return _reference(form, item, scope, problems)
+
+
+def _reference(form: str, item: Item, scope: Scope, problems: Problems) -> Template:
+    value: dict[str, Item] = item.value
+    inner = value[form]
+    path = inner if form != "$step" else value.get("path")
+    keys: list[str | int] | None = [] if path is None else _path(path.value)
+    if keys is None or (path is not None and not isinstance(path.value, str)):
+        at = item.mark if path is None else path.mark
+        problems.add(at, "F002", 'a path is a name, or $.a.b[0]["c"]: fields and positions only')
+        return _fixed(None)
+    root = {"$step": "steps", "$input": "input", "$variable": "vars"}[form]
+    if form == "$step":
+        keys = [inner.value, *keys]
+    text = root + "".join(_shown(key) for key in keys)
+    reference = Reference(root, tuple(keys), 0, text)
+    try:
+        name = scope.secret(reference)
+        if name is not None:
+            return _secret(name)
+        slot, rest = scope.slot(reference)
+    except Wrong as wrong:
+        problems.add(inner.mark, wrong.code, str(wrong))
+        return _fixed(None)
+    where = _place(problems.file, inner.mark)
+    default = template(value["default"], scope, problems) if "default" in value else None
+
+    def evaluate(given: Given) -> bytes:
+        found = given[slot]
+        if found is None:
+            if default is not None:
+                return default.evaluate(given)
+            raise Missing(slot)
+        if found.data == b"null" and form == "$step":
+            return b"null"  # of a step that returned null, every part is null
+        part = found.part(rest) if rest else found
+        if part is not None:
+            return part.data
+        if default is not None:
+            return default.evaluate(given)
+        raise ExpressionFailed(where, _no_such(text, reference, rest, found))
+
+    return Template(evaluate)
+
+
+def _path(text: Any) -> list[str | int] | None:
+    """The keys of a path of Stepflow; None for what is no path."""
+    if not isinstance(text, str):
+        return None
+    if text == "$":
+        return []
+    rest = text[2:] if text.startswith("$.") else text[1:] if text.startswith("$[") else text
+    if rest == text and not text.startswith("["):
+        return [text] if "." not in text and "[" not in text else _path(f"$.{text}")
+    found: list[str | int] = []
+    at = 0
+    while at < len(rest):
+        match = _STEP.match(rest, at)
+        if match is None:
+            return None
+        piece = match[0]
+        if piece.startswith("["):
+            inner = piece[1:-1]
+            found.append(int(inner) if inner.isdecimal() else inner[1:-1])
+        else:
+            found.append(piece)
+        at = match.end()
+        if at < len(rest) and rest[at] == ".":
+            at += 1
+        elif at < len(rest) and rest[at] != "[":
+            return None
+    return found
+
+
+def _chosen(condition: Template, then: Template, otherwise: Template) -> Template:
+    def evaluate(given: Given) -> bytes:
+        try:
+            holds = condition.evaluate(given) not in (b"null", b"false")
+        except (Missing, ExpressionFailed):
+            holds = False
+        return (then if holds else otherwise).evaluate(given)
+
+    return Template(evaluate)
+
+
+def _first(parts: Sequence[Template]) -> Template:
+    def evaluate(given: Given) -> bytes:
+        for part in parts:
+            try:
+                found = part.evaluate(given)
+            except Missing:
+                continue
+            if found != b"null":
+                return found
+        return b"null"
+
+    return Template(evaluate)

@@ -1,0 +1,98 @@
+"""`perdure flow`: check flows, run them, draw them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from perdure.authoring.flow.flow import Flow
+from perdure.authoring.graph.diagram import Format
+from perdure.cli.exits import Exit
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, settings
+from perdure.cli.output import clean, note, write_json
+from perdure.errors import FlowInvalid, FlowProblem
+from perdure.flow import flow_schema, load_flow
+
+app = App(name="flow", help="Check flows, run them and draw them.")
+
+File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
+
+
+@app.command(sort_key=1)
+def check(
+    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
+    /,
+    *,
+    json: AsJson = False,
+) -> int:
+    """Tell everything that is wrong with flows, each problem with its file, line and column. It runs nothing.
+
+    Ends with 0 when there is nothing but warnings, and with 2 otherwise.
+    """
+    found = [problem for file in files for problem in _problems(file)]
+    if json:
+        write_json({"files": len(files), "problems": [_plain(problem) for problem in found]})
+    else:
+        for problem in found:
+            print(clean(str(problem), "\n"))
+        many = "1 file" if len(files) == 1 else f"{len(files)} files"
+        note(f"{many}: {len(found) or 'nothing'} found")
+    return Exit.USAGE if any(problem.level == "error" for problem in found) else Exit.OK
+
+
+@app.command(sort_key=2)
+def run(
+    file: File,
+    /,
+    *,
+    id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
+    input: Annotated[str | None, Parameter(help="Inputs, as a JSON object.", allow_leading_hyphen=True)] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Run a flow to its end and print its result as JSON.
+
+    Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
+    --input: an object with the inputs by name; @file.json reads it from a file, - from stdin.
+    """
+    from perdure.cli.run import perform
+    from perdure.cli.targets import Target
+
+    flow = _load(file)
+    module = Target(file, {flow.name: flow}, (flow.name,))
+    return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {})
+
+
+@app.command(sort_key=3)
+def graph(
+    file: File,
+    /,
+    *,
+    format: Annotated[Format, Parameter(help="The language of the drawing.")] = "mermaid",
+    depth: Annotated[int | None, Parameter(help="How many levels of flows in flows are drawn open.")] = None,
+) -> None:
+    """Print a flow as a diagram, for mermaid or Graphviz to lay out."""
+    print(_load(file).diagram(format=format, depth=depth), end="")
+
+
+@app.command(sort_key=4)
+def schema() -> None:
+    """Print the JSON Schema of flows, for editors."""
+    write_json(flow_schema())
+
+
+def _load(file: str) -> Flow:
+    return load_flow(file, python=settings().flows or ())
+
+
+def _problems(file: str) -> tuple[FlowProblem, ...]:
+    try:
+        return _load(file).warnings
+    except FlowInvalid as error:
+        return error.problems
+
+
+def _plain(problem: FlowProblem) -> dict[str, Any]:
+    return {name: getattr(problem, name) for name in ("file", "line", "column", "level", "code", "message")}

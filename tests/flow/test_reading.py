@@ -1,0 +1,247 @@
+"""Files become trees with places, and everything that is wrong with one is told at once, with its line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perdure import FlowInvalid, UsageError
+from perdure.authoring.flow.tree import Item, Problems, read
+from perdure.flow import flow_schema, load_flow
+from tests.flow.writing import flow_of, problems_of
+
+
+def tree(text: str, file: str = "f.yaml") -> tuple[Item, Problems]:
+    problems = Problems(file)
+    return read(text.encode(), file, problems), problems
+
+
+def test_scalars_follow_the_rules_of_json_and_what_yaml_reads_otherwise_is_text_with_a_warning() -> None:
+    root, problems = tree(
+        "a: yes\nb: 2026-11-16\nc: 0x10\nd: 1:30\ne: 007\nf: 1.5\ng: -3\nh: null\ni:\nj: 'no'\nk: 1e3"
+    )
+    assert root.plain() == {
+        "a": "yes",
+        "b": "2026-11-16",
+        "c": "0x10",
+        "d": "1:30",
+        "e": "007",
+        "f": 1.5,
+        "g": -3,
+        "h": None,
+        "i": None,
+        "j": "no",
+        "k": 1000.0,
+    }
+    assert [(one.line, one.column, one.level) for one in problems.found] == [
+        (1, 4, "warning"),
+        (3, 4, "warning"),
+        (4, 4, "warning"),
+        (5, 4, "warning"),
+    ]
+
+
+def test_json_has_the_same_places_as_yaml_and_may_be_indented_by_tabs() -> None:
+    text = '{\n\t"a": [1, {"b": "x\\ud83d\\ude00"}],\n\t"c": true, "d": -1.5e2\n}'
+    root, _ = tree(text, "f.json")
+    assert root.plain() == json.loads(text)
+    assert root.keys["c"] == (3, 2)
+    assert root.value["a"].value[1].mark == (2, 11)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        ("a: &x 1", "F007", (1, 4)),
+        ("a: *x", "F007", (1, 4)),
+        ("a: !!python/object:os.system 1", "F007", (1, 4)),
+        ("a: 1\na: 2", "F004", (2, 1)),
+        ("a: {{ x }}", "F021", (1, 4)),
+        ("a: [", "F001", (2, 1)),
+        ("a: 1\n---\nb: 2", "F001", (2, 1)),
+        ("", "F001", (1, 1)),
+        ("a: \x00", "F001", (1, 1)),
+        ("[" * 1000, "F008", (1, 21)),
+        ("a: 99999999999999999999999", "F002", (1, 4)),
+        ("a: 1e999", "F002", (1, 4)),
+        ("x" * 1_100_000, "F008", (1, 1)),
+    ],
+)
+def test_what_is_hostile_or_cannot_be_meant_is_refused_with_its_place(
+    text: str, code: str, place: tuple[int, int]
+) -> None:
+    with pytest.raises(FlowInvalid) as caught:
+        tree(text)
+    first = caught.value.problems[0]
+    assert (first.code, (first.line, first.column)) == (code, place)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"a": 1, "a": 2}', "F004"),
+        ('{"a": }', "F001"),
+        ("[" * 100_000, "F008"),
+        ("[" * 30 + "]" * 30, "F008"),
+        ("{}x", "F001"),
+        ("1" * 5000, "F002"),
+    ],
+)
+def test_json_is_refused_likewise(text: str, code: str) -> None:
+    with pytest.raises(FlowInvalid) as caught:
+        tree(text, "f.json")
+    assert caught.value.problems[0].code == code
+
+
+def test_aliases_that_multiply_are_refused_before_they_do() -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+    with pytest.raises(FlowInvalid) as caught:
+        tree("\n".join(lines))
+    assert {one.code for one in caught.value.problems} == {"F007"}
+
+
+def test_all_problems_are_told_at_once_with_what_may_be_meant(tmp_path: Path) -> None:
+    found = problems_of(
+        tmp_path,
+        """
+        perdure: 2
+        nmae: nightly
+        inputs: {date: strin, n: {type: integer, default: x}}
+        steps:
+          - id: totals
+            use: value
+            wiht: 1
+          - id: totals
+            use: valu
+            timeout: soon
+            retry: {attempts: 0}
+          - use: value
+          - id: big
+            use: value
+            with: ${{ steps.totls.n + input.dat }}
+            needs: [nothing]
+            on_error: ignore
+        """,
+    )
+    assert found == [
+        "1:1 error F006 a flow needs the key 'name'",
+        "1:10 error F002 the version of the format is 1; this is 2",
+        "2:1 error F005 a flow has no key 'nmae'; did you mean 'name'?",
+        "3:16 error F002 this is one of string, number, integer, boolean, array, object, null; did you mean 'string'?",
+        '3:51 error F030 the default does not fit the schema: "x" is not of type "integer"',
+        "7:5 error F005 a step has no key 'wiht'; did you mean 'with'?",
+        f"8:9 error F003 duplicate id 'totals'; first at {tmp_path / 'flow.yaml'}:5:9",
+        "9:10 error F020 there is no component 'valu'; did you mean 'value'?",
+        "10:14 error F002 'soon' is no length of time; write seconds, or 5ms, 5s, 5m, 5min, 5h, 5d, 5w",
+        "11:12 error F002 Retry(attempts=0): a step needs at least one attempt",
+        "12:5 error F006 a step needs the key 'id'",
+        "15:15 error F012 unknown step 'totls' in ${{ steps.totls.n }}; did you mean 'totals'?",
+        "15:31 error F013 unknown input 'dat' in ${{ input.dat }}; did you mean 'date'?",
+        "16:13 error F012 unknown step 'nothing' in needs; there is big, totals",
+        "17:15 error F002 this is one of fail, skip or {value: ...}; there is fail, skip",
+    ]
+
+
+def test_what_steps_refer_to_is_checked_with_the_column_in_the_expression(tmp_path: Path) -> None:
+    found = problems_of(
+        tmp_path,
+        """
+        inputs: {date: string}
+        variables: {token: {secret: TOKEN}, plain: 1}
+        steps:
+          - id: totals
+            use: valu
+          - id: big
+            use: value
+            with: "a ${{ steps.totls.n }} ${{ input.dat }}"
+            needs: [totl]
+          - id: c
+            use: value
+            with: {a: "${{ nothing }}", b: "${{ 1 + }}",
+              c: "${{ x | shuffle }}", d: "${{ 'a'.upper() }}", e: "${{ open('x') }}"}
+          - {id: d, use: sleep, with: {fro: 3s}}
+          - {id: e, use: value, with: "${{ vars.token }}"}
+          - {id: f, use: value, with: "${{ steps.g }}"}
+          - {id: g, use: value, with: "${{ steps.f }}"}
+          - {id: h, use: "python:os.system", with: {command: ls}}
+          - {id: i, use: "${{ input.date }}"}
+          - {id: j, use: "flow:../../etc/passwd.yaml"}
+        """,
+    )
+    codes = [(line.partition(" ")[0], line.split(" ")[2]) for line in found]
+    assert codes == [
+        ("7:10", "F020"),
+        ("10:18", "F012"),
+        ("10:39", "F013"),
+        ("11:13", "F012"),
+        ("14:20", "F011"),
+        ("14:44", "F010"),
+        ("15:19", "F015"),
+        ("15:44", "F015"),
+        ("15:65", "F015"),
+        ("16:31", "F022"),
+        ("16:32", "F022"),
+        ("17:36", "F014"),
+        ("18:10", "F016"),
+        ("20:18", "F023"),
+        ("21:18", "F014"),
+        ("22:18", "F023"),
+    ]
+    assert any("did you mean 'totals'?" in line for line in found)
+    assert any("did you mean 'for'?" in line for line in found)
+    assert any("this is no expression: it ends too early" in line for line in found)
+
+
+def test_the_schema_for_editors_agrees_with_the_reader(tmp_path: Path) -> None:
+    import jsonschema_rs
+
+    validator = jsonschema_rs.validator_for(flow_schema())
+    step = {"id": "a", "use": "value", "with": 1}
+    right = {"perdure": 1, "name": "t", "steps": [step]}
+    corpus = [
+        right,
+        {**right, "description": "d", "version": "3", "output": "${{ steps.a }}", "on_failure": "continue"},
+        {**right, "inputs": {"x": "string", "y": {"type": "integer", "default": 3}}},
+        {**right, "variables": {"x": 3, "y": {"env": "Y"}, "z": {"secret": "Z"}}},
+        {**right, "steps": [{**step, "retry": {"attempts": 3, "initial": "1s"}, "timeout": 30, "on_error": "skip"}]},
+        {**right, "steps": [{**step, "map": {"over": [1], "limit": 2, "tolerate": "1%"}, "with": "${{ item }}"}]},
+        {**right, "name": 3},
+        {**right, "perdure": 2},
+        {**right, "steps": []},
+        {**right, "stpes": []},
+        {**right, "inputs": {"x": "strin"}},
+        {**right, "inputs": {"1x": "string"}},
+        {**right, "variables": {"x": {"envi": "Y"}}},
+        {**right, "steps": [{**step, "use": ""}]},
+        {**right, "steps": [{**step, "id": "a b"}]},
+        {**right, "steps": [{**step, "id": "vars"}]},
+        {**right, "steps": [{**step, "timeout": "soon"}]},
+        {**right, "steps": [{**step, "on_error": "ignore"}]},
+        {**right, "steps": [{**step, "map": {"ovr": [1]}}]},
+        {**right, "steps": [{**step, "retry": {"attempts": 0}}]},
+        {key: value for key, value in right.items() if key != "perdure"},
+    ]
+    for number, one in enumerate(corpus):
+        try:
+            flow_of(tmp_path, json.dumps(one), "flow.json")
+            reads = True
+        except FlowInvalid:
+            reads = False
+        assert reads == validator.is_valid(one) == (number < 6), one
+
+
+def test_the_hash_is_of_what_a_flow_says_and_not_of_how_it_is_written(tmp_path: Path) -> None:
+    one = flow_of(tmp_path, "steps:\n  - {id: a, use: value, with: {x: 1, y: 2}}\n")
+    same = flow_of(tmp_path, "# a comment\ndescription: d\nsteps:\n  - id: a\n    with: {y: 2, x: 1}\n    use: value\n")
+    as_json = json.dumps(
+        {"perdure": 1, "name": "test", "steps": [{"id": "a", "use": "value", "with": {"x": 1, "y": 2}}]}
+    )
+    other = flow_of(tmp_path, "steps:\n  - {id: a, use: value, with: {x: 1, y: 3}}\n")
+    assert one.version == same.version == flow_of(tmp_path, as_json, "flow.json").version != other.version
+
+
+def test_a_file_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        load_flow(tmp_path / "none.yaml", python=())
