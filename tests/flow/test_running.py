@@ -260,12 +260,12 @@ output: {ok: "${{ steps.decision.ok }}", late: "${{ steps.late }}"}
 async def test_inputs_are_checked_before_a_run_is_started(tmp_path: Path) -> None:
     flow = flow_of(tmp_path, EVERYTHING)
     with pytest.raises(TypeError, match="lacks 'date'"):
-        flow()
+        _ = flow()
     with pytest.raises(TypeError, match="did you mean 'shops'"):
-        flow(date="2026-11-16", shop=["a"])
+        _ = flow(date="2026-11-16", shop=["a"])
     async with Engine("memory://", [flow]) as engine:
         with pytest.raises(NotDecodable, match="shops"):
-            await engine.start(flow(date="2026-11-16", shops=[1]))
+            _ = await engine.start(flow(date="2026-11-16", shops=[1]))
     assert flow.signature == "(date: string, shops: array = ..., note: string = ...)"
 
 
@@ -308,6 +308,7 @@ steps:
     flow = flow_of(tmp_path, text, components={"send": send})
     async with Engine("memory://", [flow]) as engine:
         result = await engine.run(flow(x={"$secret": "FLOW_TOKEN"}), id="r")
+        assert result.output is not None
         assert result.output["a"]["echo"] == "Bearer ***"
         journal = repr([entry async for entry in engine.follow("r")])
     assert ("Bearer s3cret-token") in [headers["Authorization"] for _, headers in seen]
