@@ -23,6 +23,7 @@ from perdure.ports.blobs import sources_of
 if TYPE_CHECKING:
     from perdure.authoring.code.frames import SuspendedTask
     from perdure.cli.targets import Target
+    from perdure.kernel.divergence.source import Source
 
 
 def inspect(
@@ -39,17 +40,20 @@ def inspect(
 ) -> None:
     """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
     from perdure.authoring.code.frames import inspect as look
+    from perdure.kernel.divergence.repair import Repairs
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, codec, files = asyncio.run(_read(store, id))
+    run_id, started, batches, codec, files, sources = asyncio.run(_read(store, id))
     target = _target(module, started.program, files)
     programs = Programs(target.programs.values())
     place = int(at) if at is not None and at.isdecimal() else at
     try:
         found = look(programs, codec, run_id, started, batches, place, max(20, width))
     except Diverged as error:
+        # With both sides, where the code of then is known; no change of the code is tried.
+        explained = Repairs(programs).repaired(error, batches, sources, lambda others: False)
         raise Problem(
-            f"{error}\nThe code in {target.source} is not the code that this run was recorded with"
+            f"{explained}\nThe code in {target.source} is not the code that this run was recorded with"
         ) from error
     if json:
         write_json({"id": started.id, "run_id": run_id, "at": at, "tasks": found})
@@ -62,7 +66,7 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
     from perdure.authoring.code.frames import arguments
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, codec, files = asyncio.run(_read(store, id))
+    run_id, started, batches, codec, files, _ = asyncio.run(_read(store, id))
     try:
         target = _target(module, started.program, files)
         return arguments(Programs(target.programs.values()), codec, run_id, started, batches)
@@ -73,18 +77,18 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
         return {}
 
 
-async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str]]:
-    """A run with its journal, and the files that its workflow may be in, the likeliest first."""
+async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str], dict[str, Source]]:
+    """A run with its journal, the files that its workflow may be in, the likeliest first, and its sources of then."""
     async with Reader(opened(store)) as client:
         view = await view_of(client, id)
         batches = await client.store.journal.read(view.root)
         started = await client.payloads.with_input(batches)
-        sources = (await sources_of(client.store.blobs, batches)).values()
+        sources = await sources_of(client.store.blobs, batches)
         # The first part of a stored source is the workflow's; its ops may be asked for in other files.
-        files = [part.file for source in reversed(sources) for part in source.parts[:1]]
+        files = [part.file for source in reversed(sources.values()) for part in source.parts[:1]]
         ops = (getattr(event, "source", "") for batch in batches for event in batch.events)
         files += [op.rpartition(":")[0] for op in ops]
-        return view.root, started, await client.payloads.inflate(batches), client.codec, files
+        return view.root, started, await client.payloads.inflate(batches), client.codec, files, sources
 
 
 def _target(module: str | None, program: str, files: Sequence[str]) -> Target:

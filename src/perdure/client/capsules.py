@@ -9,6 +9,7 @@ from perdure.client.gateway import RunGateway
 from perdure.client.queries import Queries
 from perdure.client.views import RunView
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
+from perdure.kernel.divergence.repair import source_ids
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
 from perdure.kernel.projection import child_rows, row
@@ -41,6 +42,7 @@ class Capsules:
             if data is None:
                 raise Corrupt(f"the blob {blob}", "it is missing", root)
             blobs[blob] = data
+        blobs |= await self._base.stored_structures(batches)
         started = batches[0].events[0]
         program = self._gateway.find_program(getattr(started, "program", ""))
         source = program.source().digest() if program is not None else ""
@@ -58,8 +60,11 @@ class Capsules:
             raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")
         capsule, state = read_capsule(bytes(data))
         if not await self._is_here(capsule):
+            structures = source_ids(capsule.batches)
             for blob in capsule.blobs.values():
-                await self._base.store.blobs.put(blob)
+                id = await self._base.store.blobs.put(blob)
+                if id in structures:
+                    await self._base.store.upkeep.keep(id)
             if not await self._base.append(self._arrival(capsule, state)) and not await self._is_here(capsule):
                 raise AlreadyExists(capsule.id, "accepted just now", "import", capsule.program)
         view = await self._queries.get(capsule.run_id)

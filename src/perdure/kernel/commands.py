@@ -59,6 +59,8 @@ class StepSpec:
     items: bool = False
     # The version of a node: results of another one are not reused.
     version: str = ""
+    # The name that workers know it by, where a node gives it another one.
+    served_as: str = ""
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):

@@ -284,7 +284,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
     skip = command.spec.on_failure == "skip"
     started = RunStarted(
         id=step_key(state.run_id, op),
-        program=REMOTE + command.spec.name,
+        program=REMOTE + (command.spec.served_as or command.spec.name),
         version="",
         input=NULL if command.blob else Raw(command.inputs),
         input_blob=command.blob,

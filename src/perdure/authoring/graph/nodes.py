@@ -136,7 +136,8 @@ class Node(Step[P, R]):
         if get_origin(spec.returns) is Items:
             spec = dataclasses.replace(spec, items=True)
         if spec.name != wiring.name or self.version:
-            spec = dataclasses.replace(spec, name=wiring.name, version=self.version)
+            served_as = spec.served_as or spec.name
+            spec = dataclasses.replace(spec, name=wiring.name, version=self.version, served_as=served_as)
         outputs = (wiring.name,) if self.outputs is None else self.outputs
         makes, spec = _made(spec, outputs, problems)
         planned = PlannedNode(wiring.name, "step", outputs=outputs, where=self.where, returns=spec.returns, spec=spec)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import UsageError
+from perdure.kernel.divergence.repair import source_ids
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -86,7 +87,8 @@ def redact(capsule: Capsule, paths: Sequence[str]) -> Capsule:
     if not parsed:
         return capsule
     found = {path.text: 0 for path in parsed}
-    blobs: dict[str, bytes] = {}
+    # Structures hold no values.
+    blobs = {id: capsule.blobs[id] for id in source_ids(capsule.batches) if id in capsule.blobs}
     batches = [
         Batch(b.seq, b.at, [_event(event, parsed, found, capsule.blobs, blobs) for event in b.events])
         for b in capsule.batches
