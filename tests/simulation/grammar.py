@@ -37,6 +37,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
+from perdure.graph import Graph, node, route
 from perdure.testing.simulation import Message, Sender
 
 Tree = list[Any]
@@ -439,6 +440,36 @@ async def _child(see: See, tree: Tree) -> int:
     return len(seen)
 
 
+@step
+async def twice(n: int) -> list[int]:
+    return [n, n]
+
+
+@route(targets=["odd", "even"])
+def parity(base: int) -> str:
+    """Depends on a random outcome: only the recorded decision is right."""
+    return "odd" if base % 2 else "even"
+
+
+_HALF = Graph([node(work, name="base"), parity, node(work, name="odd"), node(slow, name="even")], name="half")
+# Nested graphs, a gate whose decision differs with each execution, a map, and parallel steps.
+GRAPH = Graph(
+    [
+        _HALF.as_node("half"),
+        node(work, name="base"),
+        node(twice),
+        node(slow, name="each", inputs={"n": "twice"}).map_over("n"),
+    ],
+    name="sim-graph",
+)
+
+
+async def _graph(see: See, n: int) -> int:
+    found = dict(await GRAPH(n=n))
+    see(sorted(found.items()))
+    return len(found)
+
+
 LEFT: list[asyncio.Task[int]] = []
 
 NODES: dict[str, Callable[..., Awaitable[int]]] = {
@@ -479,6 +510,7 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "locked": _locked,
     "left": _left_behind,
     "child": _child,
+    "graph": _graph,
 }
 
 
