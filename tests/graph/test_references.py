@@ -200,3 +200,85 @@ async def test_what_looks_into_a_value_gets_it(name: str) -> None:
     graph, expected = graphs()[name]
     output, _ = await answered(graph, await rested(graph), [inside])
     assert output == expected
+
+
+# --- other ways to the same place -----------------------------------------------------------------------------------
+
+
+@step(queue="far")
+def measured_far(text: str, go: int) -> int:
+    return len(text) + go
+
+
+@step(record_inputs=True)
+def measured_openly(text: str, go: int) -> int:
+    return len(text) + go
+
+
+@step
+def measured(text: str, go: int) -> int:
+    return len(text) + go
+
+
+@pytest.mark.parametrize("called", [measured_far, measured_openly])
+async def test_a_step_that_stores_its_arguments_stores_what_the_blob_holds(called: Any) -> None:
+    graph = Graph([text, go, node(called)], name="g", output=called.name)
+    store = await rested(graph)
+    async with Engine(store, [graph], steps=[measured_far], limits=LIMITS, recovery=AT_ONCE) as engine:
+        await engine.approve("r", "go", 1)
+        assert (await engine.run(graph, id="r")).output == 1001
+        [row] = [one for one in await engine.steps("r") if one.path == f"{called.name}:0"]
+        assert called is measured_far or row.inputs == {"text": BIG, "go": 1}
+
+
+async def test_the_smallest_values_may_be_in_blobs() -> None:
+    @node(outputs=("few", "none"))
+    def tiny() -> tuple[int, None]:
+        return 7, None
+
+    @node
+    def nothing() -> None: ...
+
+    @node
+    def last(few: int, none: None, nothing: None, text: str, go: int) -> list[Any]:
+        return [few, none, nothing, len(text), go]
+
+    graph = Graph([tiny, nothing, text, go, last], name="g", output=last)
+    smallest, store = Limits(blob=1), MemoryStore()
+    async with Engine(store, [graph], limits=smallest, recovery=AT_ONCE) as engine:
+        assert (await engine.run(graph(), id="r")).interrupted
+    async with Engine(left_by_a_crash(store), [graph], limits=smallest, recovery=AT_ONCE) as engine:
+        await engine.approve("r", "go", 1)
+        assert (await engine.run(graph, id="r")).output == [7, None, None, 1000, 1]
+
+
+async def test_a_blob_that_is_missing_parks_the_run_that_needs_it() -> None:
+    graph = Graph([text, go, node(measured, name="last")], name="g", output="last")
+    store = await rested(graph)
+    [blob] = [id for id, data in store.blobs.blobs.items() if data.startswith(b'"xxx')]
+    kept = store.blobs.blobs.pop(blob)
+    async with Engine(store, [graph], limits=LIMITS, recovery=AT_ONCE) as engine:
+        await engine.approve("r", "go", 1)
+        result = await engine.run(graph, id="r")
+        assert result.status is RunStatus.PARKED
+        assert blob in str(result.error)
+        store.blobs.blobs[blob] = kept
+        _ = await engine.resolve("r")
+        assert (await engine.run(graph, id="r")).output == 1001
+
+
+async def test_what_a_run_keeps_of_the_one_before_is_handed_on_by_reference() -> None:
+    numbers = range(30)
+    last = node(measured, name="last", inputs={"text": "big7"})
+    graph = Graph([*map(producer, numbers), *map(measure, numbers), go, last], name="g", output="last")
+    store = await rested(graph)
+    await answered(graph, store)
+    reads = Reads(store)
+    async with Engine(store, [graph], limits=LIMITS, recovery=AT_ONCE) as engine:
+        _ = await engine.update_state("r", {"go": 5})
+        before = reads.count
+        assert (await engine.run(graph, id="r")).output == 1006
+        assert reads.count == before + 1
+        # Its own journal refers to them all, and has their digests.
+        events = [entry.event for entry in await engine.journal("r")]
+        assert len({one.blob for one in events if isinstance(one, StepSucceeded) and one.blob and one.digest}) == 30

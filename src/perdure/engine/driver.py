@@ -603,8 +603,11 @@ class Driver:
         def loaded(task: asyncio.Task[dict[str, Raw]]) -> None:
             try:
                 self._offloading.discard(key)
-                if not self.closed and not task.cancelled():
-                    then(task.result())
+                if task.cancelled() or (task.exception() is not None and self.closed):
+                    return
+                values = task.result()
+                if not self.closed:
+                    then(values)
                     self._pump(None)
             except BaseException as error:
                 self.broke(contained(error))

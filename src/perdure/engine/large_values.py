@@ -27,6 +27,7 @@ from perdure.kernel.events import (
 from perdure.kernel.program import ByReference
 from perdure.kernel.replay import Replay
 from perdure.kernel.values.limits import Limits, place
+from perdure.kernel.values.raised import contained
 from perdure.ports.blobs import Blobs
 
 # The backoff while the store is unavailable.
@@ -173,7 +174,8 @@ class Survey:
                 self.lacking = self._steps.send({blob: self.values[blob] for blob in lacking})
         except StopIteration:
             self._end()
-        except Exception:  # the replay that follows explains it
+        except BaseException as error:
+            contained(error)  # the replay that follows explains it
             self._end(misfit=True)
 
     def _end(self, *, misfit: bool = False) -> None:

@@ -347,7 +347,8 @@ class Replay:
     def fold_by_reference(self, batches: Iterable[Batch]) -> Generator[Collection[str], Mapping[str, Raw], None]:
         """Fold a journal whose large values are in blobs, and give the blobs that are needed to continue it.
 
-        Sets of ids come one after the other, whenever something cannot go on; the caller sends the values of each.
+        Sets of ids come one after the other, whenever something cannot go on; the caller sends the values of each. An
+        empty one is a pause in a long journal.
         """
         for batch in batches:
             self.state.next_seq = batch.seq
@@ -359,6 +360,8 @@ class Replay:
                     values = yield set(self.wanted)
                     for blob, value in values.items():
                         self.give(blob, value, batch.at)
+                if not self.state.next_seq % 1000:
+                    yield ()
         yield {blob for command in self.open_steps.values() for _, blob in command.references}
 
     def _takes_reference(self, event: AnyEvent) -> bool:

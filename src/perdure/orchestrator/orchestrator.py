@@ -370,13 +370,17 @@ class Orchestrator:
             log_fault(error, "run %r: an error inside the engine, in a run that is stopped already", id or run_id)
 
     def _park_broken(self, slot: RunSlot, error: Exception, id: str) -> None:
-        if not isinstance(error, NotDecodable):
+        if not isinstance(error, NotDecodable | Corrupt):
             log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or slot.run_id)
         self.spawn(self._stop_broken(slot, error))
 
     async def _stop_broken(self, slot: RunSlot, error: Exception) -> None:
         run_id = slot.run_id
         try:
+            if isinstance(error, Corrupt):  # a value that it needs is damaged or missing in the store
+                await self.parking.park_unread(run_id, str(error))
+                self.runs.refuse(slot, error)
+                return
             if isinstance(error, NotDecodable):
                 error = await self.loader.explained(run_id, error)
             found = await self.parking.park_broken(run_id, error, self.name, lambda: self.at_work)
