@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import Engine, RunStatus, call, connect, workflow
+from perdure.cli.main import main
 from perdure.client.upgrade import upgrade_check
 from perdure.graph import Graph, interrupt, node
 from perdure.kernel.policies.versions import Programs
@@ -146,3 +148,23 @@ async def test_a_value_that_comes_from_a_node_which_was_there_is_only_rewired(tm
         assert view is not None
         assert view.divergence is not None
         assert view.divergence.change == "rewired"
+
+
+def test_two_runs_are_compared_with_where_they_took_their_values_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'g.db'}"
+
+    async def both() -> None:
+        for id, graph in (("old", BEFORE), ("new", AFTER)):
+            async with Engine(url, [graph]) as engine:
+                await engine.run(graph(order="o", n=1), id=id)
+
+    asyncio.run(both())
+    for arguments, wanted in (
+        (["runs", "diff", "old", "new"], ["charge:0  order = input.order (", "charge:0  order = validate.order ("]),
+        (["runs", "diff", "old", "new", "--json"], ['"takes"']),
+    ):
+        assert main([*arguments, "--store", url]) == 0
+        shown = capsys.readouterr().out
+        assert all(text in shown for text in wanted), shown

@@ -30,8 +30,8 @@ def run(seed: int, faults: Faults | None = None, **options: Any) -> Report:
         interpret(TREE), GRAPH(n=7), programs=[interpret, GRAPH], limit=50_000.0, limits=LIMITS, **options
     )
     assert {result.status for result in report.results.values()} == {RunStatus.COMPLETED}
-    [base, each] = [dict(report.results["run-1"].output)[name] for name in ("base", "each")]  # type: ignore[arg-type]
-    assert (base // 10_000, [one // 10_000 for one in each]) == (7, [7, 7])
+    values: Any = report.results["run-1"].output
+    assert (values["base"] // 10_000, [one // 10_000 for one in values["each"]]) == (7, [7, 7])
     return report
 
 
@@ -46,7 +46,7 @@ def test_a_zombie_adds_nothing_to_a_graph(side: Side) -> None:
 def test_a_crash_at_any_append_loses_nothing_of_a_graph() -> None:
     appends = run(5).appends
     for number in range(0, appends, 4):
-        run(5, crashes=[Crash(number, ("before", "during", "after")[number % 3])])  # type: ignore[arg-type]
+        run(5, crashes=[Crash(number, ("before", "during", "after")[number % 3])])
 
 
 def test_lost_replies_conflicts_and_machines_that_die_in_turn() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +14,8 @@ from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, note, pairs, span, table, value_text, write_json
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
-from perdure.kernel.events import moment
+from perdure.kernel.events import Batch, moment
+from perdure.ports.blobs import sources_of
 
 if TYPE_CHECKING:
     from perdure.kernel.history.diff import Diff, OpDiff, OpOutcome
@@ -21,18 +23,19 @@ if TYPE_CHECKING:
 
 def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show where two runs first differ, and what each op came to in both."""
-    first, second, found = asyncio.run(_read(store, a, b))
+    first, second, found, takes = asyncio.run(_read(store, a, b))
     if json:
-        write_json(_document(first, second, found))
+        write_json(_document(first, second, found, takes))
         return
-    _conclude(first, second, found)
+    _conclude(first, second, found, takes)
     rows = [_row(op) for op in found.ops]
     headings = ("", "op", f"{a}", f"{b}", "took", "attempts")
     print()
     table(headings, rows, cut=(headings[2], headings[3]), fold=("op",))
 
 
-async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
+async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff, tuple[str, str] | None]:
+    """Two runs, what differs, and where an op took its values from in each, if that differs."""
     from perdure.kernel.history.diff import diff as compare
 
     async with Reader(opened(store)) as client:
@@ -43,10 +46,30 @@ async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
                 raise Problem(f"{id} is a child, and is compared with the run at the top of its tree: {view.root}")
             views.append(view)
         journals = [await client.store.journal.read(view.run_id) for view in views]
-        return views[0], views[1], compare(*journals)
+        found = compare(*journals)
+        takes = await _sources(client, journals, found)
+        return views[0], views[1], found, takes
 
 
-def _conclude(first: RunView, second: RunView, found: Diff) -> None:
+async def _sources(client: Reader, journals: Sequence[Sequence[Batch]], found: Diff) -> tuple[str, str] | None:
+    """Where the first op of both that differs takes its values from, in each run, if that differs."""
+    from perdure.kernel.divergence.repair import code_at
+
+    op = next((op.path for op in found.ops if op.changes and op.a is not None and op.b is not None), "")
+    structures = []
+    for batches in journals:
+        stored = await sources_of(client.store.blobs, batches)
+        code = code_at(batches, batches[-1].seq + len(batches[-1].events))
+        structures.append(stored[code].structure if code in stored else b"")
+    if not op or not all(structures):
+        return None
+    from perdure.authoring.dataflow.changes import sources
+
+    taken = sources(structures[0], structures[1], op)
+    return None if taken is None else (f"{op}  {taken[0]}", f"{op}  {taken[1]}")
+
+
+def _conclude(first: RunView, second: RunView, found: Diff, takes: tuple[str, str] | None) -> None:
     differs = found.first
     if differs is None:
         note(f"{first.id!r} and {second.id!r} did the same")
@@ -58,6 +81,8 @@ def _conclude(first: RunView, second: RunView, found: Diff) -> None:
                 ("first difference", f"{differs.path}: {', '.join(differs.changes)}"),
                 (first.id, _side(differs.a, 500)),
                 (second.id, _side(differs.b, 500)),
+                (f"{first.id} takes", takes[0] if takes is not None else ""),
+                (f"{second.id} takes", takes[1] if takes is not None else ""),
                 ("added", ", ".join(found.added)),
                 ("removed", ", ".join(found.removed)),
             )
@@ -107,7 +132,7 @@ def _attempts(op: OpOutcome | None) -> str:
     return str(op.attempts) if op is not None and op.attempts else ""
 
 
-def _document(first: RunView, second: RunView, found: Diff) -> dict[str, Any]:
+def _document(first: RunView, second: RunView, found: Diff, takes: tuple[str, str] | None) -> dict[str, Any]:
     differs = found.first
     return {
         "a": first.run_id,
@@ -115,6 +140,7 @@ def _document(first: RunView, second: RunView, found: Diff) -> dict[str, Any]:
         "first": None if differs is None else differs.path,
         "added": found.added,
         "removed": found.removed,
+        "takes": None if takes is None else {"a": takes[0], "b": takes[1]},
         "ops": [{"path": op.path, "changes": op.changes, "a": _json(op.a), "b": _json(op.b)} for op in found.ops],
     }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from perdure.authoring.dataflow.manifest import Manifest, StoredArgument, StoredNode, StoredSource
+from perdure.authoring.dataflow.manifest import Manifest, StoredArgument, StoredNode, StoredSource, read_structure
 from perdure.authoring.dataflow.plan import Plan, outputs_of
 from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
@@ -97,6 +97,17 @@ def rewired(before: Manifest, now: Manifest, op: str, divergence: Divergence, se
         f"or      {rerun}  perdure runs travel {id} {path}"
     )
     return Divergence("inserted" if inserted else "rewired", path, title, recorded, current, fix)
+
+
+def sources(before: bytes, now: bytes, op: str) -> tuple[str, str] | None:
+    """Where an op takes its values from in two stored structures, with the lines, where that differs."""
+    sides = [_node_at(read_structure(data), op) for data in (before, now)]
+    if sides[0] is None or sides[1] is None:
+        return None
+    (old, was_in), (new, is_in) = sides[0], sides[1]
+    changed = [*_changed(old, new)]
+    was, takes = _shown((one for one, _ in changed), was_in), _shown((one for _, one in changed), is_in)
+    return (f"{was or 'nothing'} ({old.where})", f"{takes or 'nothing'} ({new.where})") if changed else None
 
 
 def _node_at(manifest: Manifest | None, op: str) -> tuple[StoredNode, Manifest] | None:
