@@ -110,3 +110,16 @@ class Retention:
         if not given or any(status not in FINISHED for status in given):
             over = ", ".join(sorted(FINISHED))
             raise UsageError(f"Retention(statuses={self.statuses!r}): only ended runs are pruned: {over}")
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """What the steps of flows may use besides what is built in: see docs/flows.md.
+
+    `python`: modules, with all below them. `http`: hosts that are not public, with a port or without. `shell`: whether
+    they may run commands.
+    """
+
+    python: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()
+    shell: bool = True

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perdure.authoring.flow.flow import Flow, load
 from perdure.authoring.flow.format import schema as flow_schema
+from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
 from perdure.settings.load import load_settings
 
@@ -27,15 +29,20 @@ def load_flow(
     path: str | os.PathLike[str],
     *,
     python: Sequence[str] | None = None,
+    http: Sequence[str] | None = None,
+    shell: bool | None = None,
     components: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, each with its line and column.
 
-    `python`: the modules whose functions steps may use, with all below them; left out, as the settings say under
-    `flows: {python: [...]}`. `components`: functions that steps may use by these names.
+    `python`: the modules whose functions steps may use, with all below them. `http`: hosts that are not public, and may
+    be reached all the same. `shell`: whether steps may run commands. Left out, they are as the settings say under
+    `flows:`. `components`: functions that steps may use by these names.
     """
-    allowed = load_settings().flows if python is None else tuple(python)
+    given: dict[str, Any] = {"python": python and tuple(python), "http": http and tuple(http), "shell": shell}
+    allowed = load_settings().flows or Flows() if None in (python, http, shell) else Flows()
+    allowed = replace(allowed, **{name: value for name, value in given.items() if value is not None})
     try:
-        return load(os.fspath(path), allowed or (), components or {})
+        return load(os.fspath(path), allowed, components or {})
     except OSError as error:
         raise UsageError(f"the flow {os.fspath(path)} cannot be read: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ from perdure.authoring.graph.diagram import Format
 from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, settings
 from perdure.cli.output import clean, note, write_json
+from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 from perdure.flow import flow_schema, load_flow
 
@@ -84,7 +85,8 @@ def schema() -> None:
 
 
 def _load(file: str) -> Flow:
-    return load_flow(file, python=settings().flows or ())
+    allowed = settings().flows or Flows()
+    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell)
 
 
 def _problems(file: str) -> tuple[FlowProblem, ...]:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure.config import Limits, Queue, Rate, Recovery, Retention
+from perdure.config import Flows, Limits, Queue, Rate, Recovery, Retention
 from perdure.errors import InvalidSettings, UsageError
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.policy import suggest
@@ -34,7 +34,12 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "reuse": lambda text: decide(text, None),
     "stream": stream_mode,
 }
-SECTIONS: dict[str, Callable[..., Any]] = {"limits": Limits, "recovery": Recovery, "retention": Retention}
+SECTIONS: dict[str, Callable[..., Any]] = {
+    "limits": Limits,
+    "recovery": Recovery,
+    "retention": Retention,
+    "flows": Flows,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,7 @@ class Settings:
     recovery: Recovery | None = None
     retention: Retention | None = None
     queues: tuple[Queue, ...] | None = None
-    # The modules whose functions flows may use.
-    flows: tuple[str, ...] | None = None
+    flows: Flows | None = None
     source: str = ""
 
     def options(self) -> dict[str, Any]:
@@ -153,9 +157,7 @@ def _settings(values: dict[str, Any], source: Source) -> Settings:
             values[name] = _made(section, (name,), source, **values[name])
     queues = values.pop("queues", {})
     return Settings(
-        **values | {"flows": values.get("flows", {}).get("python")},
-        queues=tuple(_queue(name, queues[name], source) for name in queues) or None,
-        source=source.file,
+        **values, queues=tuple(_queue(name, queues[name], source) for name in queues) or None, source=source.file
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
 import msgspec
 
 from perdure.authoring.code.step import Step, step
+from perdure.authoring.flow import http, shell
+from perdure.config import Flows
 from perdure.errors import FlowInvalid
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
@@ -47,19 +49,18 @@ class NoComponent(Exception):
 class Components:
     """Finds components for the flow of a file.
 
-    `python`: the modules, and what is below them, whose functions may be used. `folder`: where the file is; `root`: the
-    folder that other flows must be in. `load`: reads another flow.
+    `folder`: where the file is; `root`: the folder that other flows must be in. `load`: reads another flow.
     """
 
     def __init__(
         self,
-        python: Sequence[str],
+        allowed: Flows,
         given: Mapping[str, Callable[..., Any]],
         folder: str,
         root: str,
         load: Callable[[str, str], Program],
     ) -> None:
-        self._python, self._given, self._folder, self._root, self._load = python, given, folder, root, load
+        self._allowed, self._given, self._folder, self._root, self._load = allowed, given, folder, root, load
 
     def find(self, use: str) -> Component:
         """The component of that name. Raises NoComponent."""
@@ -75,6 +76,12 @@ class Components:
             return made_of(self._given[use], use)
         if use in OWN:
             return OWN[use]
+        if use == "http":
+            return made_of(http.component(self._allowed.http), use)
+        if use == "shell" and not self._allowed.shell:
+            raise NoComponent("F023", "flows may not run commands here: the settings say `flows: {shell: false}`")
+        if use == "shell":
+            return made_of(shell.shell, use)
         for point in entry_points(group=GROUP, name=use):
             try:
                 return made_of(point.load(), use)
@@ -84,14 +91,14 @@ class Components:
 
     def names(self) -> list[str]:
         """The components that have a name of their own."""
-        return sorted({*self._given, *OWN, *(point.name for point in entry_points(group=GROUP))})
+        return sorted({*self._given, *OWN, "http", "shell", *(point.name for point in entry_points(group=GROUP))})
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
         if not module or not all(part.isidentifier() for part in path.split(".")):
             raise NoComponent("F020", f"python:{path} is no function; write python:module.function")
-        if not any(f"{module}.".startswith(f"{prefix}.") for prefix in self._python):
-            listed = ", ".join(self._python) or "none"
+        if not any(f"{module}.".startswith(f"{prefix}.") for prefix in self._allowed.python):
+            listed = ", ".join(self._allowed.python) or "none"
             raise NoComponent(
                 "F023",
                 f"functions of {module} are not allowed here (allowed: {listed}); allow it in the settings, as in "
@@ -110,7 +117,7 @@ class Components:
             return of_program(found)
         # Only what the module says itself: not what it has imported from a module that is not allowed.
         home = getattr(found, "__module__", None) or module
-        if not any(f"{home}.".startswith(f"{prefix}.") for prefix in self._python):
+        if not any(f"{home}.".startswith(f"{prefix}.") for prefix in self._allowed.python):
             raise NoComponent("F023", f"{path} is defined in {home}, whose functions are not allowed here")
         return made_of(found, path)
 

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -22,6 +22,7 @@ from perdure.authoring.flow.components import Components
 from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
 from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
+from perdure.config import Flows
 from perdure.errors import FlowProblem, NotDecodable
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
@@ -180,17 +181,17 @@ class Flow(DataflowProgram):
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
 
 
-def load(path: str, python: Sequence[str], components: Mapping[str, Callable[..., Any]]) -> Flow:
+def load(path: str, allowed: Flows, components: Mapping[str, Callable[..., Any]]) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read."""
     root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    return _Loader(python, components, root).load(path, os.path.realpath(path))
+    return _Loader(allowed, components, root).load(path, os.path.realpath(path))
 
 
 class _Loader:
     """Reads a flow and those in it, each file once."""
 
-    def __init__(self, python: Sequence[str], components: Mapping[str, Callable[..., Any]], root: str) -> None:
-        self._python, self._components, self._root = python, components, root
+    def __init__(self, allowed: Flows, components: Mapping[str, Callable[..., Any]], root: str) -> None:
+        self._allowed, self._components, self._root = allowed, components, root
         self._loaded: dict[str, Flow | None] = {}
 
     def load(self, shown: str, file: str) -> Flow:
@@ -212,7 +213,7 @@ class _Loader:
             found = Flow(
                 definition,
                 Compiler(
-                    definition, Components(self._python, self._components, folder, self._root, self.load), problems
+                    definition, Components(self._allowed, self._components, folder, self._root, self.load), problems
                 ),
                 problems.file,
                 problems,

@@ -106,7 +106,7 @@ FLOW_KEYS = {
 }
 STEP_KEYS = {
     "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
-    "use": "The component: python:module.function, flow:./other.yaml, value, sleep, signal or approval.",
+    "use": "The component: python:module.function, flow:./other.yaml, http, shell, value, sleep, signal, approval.",
     "with": "The arguments of the component.",
     "when": "An expression; the step is skipped where it is false.",
     "needs": "Steps that must have succeeded before; what expressions refer to is needed anyway.",
