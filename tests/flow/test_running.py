@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import AnswerRejected, Engine, NotDecodable, RunStatus, step
+from perdure import AnswerRejected, Engine, NotDecodable, RunStatus, connect, step
 from perdure.flow import Flow
 from tests.flow.writing import flow_of, problems_of, run
 
@@ -381,3 +381,65 @@ output: ${{ steps.last }}
         await engine.signal("r", "go", "now ")
         assert await engine.handle("r").result() == "now aonebone"
     assert sorted(calls) == ["aone", "bone", "now aonebone", "one"]
+
+
+async def test_what_works_on_runs_works_on_flows(tmp_path: Path) -> None:
+    broken = [True]
+
+    def load(n: int) -> int:
+        if broken[0]:
+            raise OSError("down")
+        return n
+
+    text = """
+inputs: {n: integer}
+steps:
+  - {id: first, use: value, with: "${{ input.n + 1 }}"}
+  - {id: second, use: load, with: {n: "${{ steps.first }}"}}
+  - {id: other, use: value, with: "${{ input.n }}", when: "${{ input.n > 5 }}"}
+output: {second: "${{ steps.second }}"}
+"""
+    flow = flow_of(tmp_path, text, components={"load": load})
+    url = f"sqlite:///{tmp_path}/flows.db"
+    async with Engine(url, [flow]) as engine:
+        assert (await engine.run(flow(n=1), id="r")).status is RunStatus.FAILED
+        broken[0] = False
+        retried = await engine.retry("r")
+        assert await retried.result() == {"second": 2}
+        fork = await engine.fork("r", at="second:0", values={"first:0": 7})
+        assert await fork.result() == {"second": 7}
+        assert "first" in await engine.diagram("r")
+    # A process that has only the store knows what was skipped, and why.
+    async with connect(url) as client:
+        steps = {step.path: step.skipped_by for step in await client.steps("r")}
+        assert steps == {"first:0": None, "second:0": None, "other:0": "when"}
+
+
+async def test_two_versions_of_a_flow_run_side_by_side(tmp_path: Path) -> None:
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+    text = """
+steps: [{id: wait, use: signal, with: {name: go}}, {id: a, use: value, after: [wait], with: %d}]
+output: ${{ steps.a }}
+"""
+    old, new = flow_of(tmp_path / "old", text % 1), flow_of(tmp_path / "new", text % 2)
+    url = f"sqlite:///{tmp_path}/flows.db"
+    async with Engine(url, [old]) as engine:
+        run = await engine.start(old(), id="r")
+        await run.outcome(until="rest")
+    async with Engine(url, [old, new]) as engine:
+        later = await engine.start(new(), id="s")
+        for id in ("r", "s"):
+            await engine.signal(id, "go")
+        assert await engine.handle("r").result() == 1
+        assert await later.result() == 2
+
+
+async def test_large_maps_give_lists(tmp_path: Path) -> None:
+    text = """
+steps:
+  - {id: a, map: {over: "${{ input.rows }}"}, use: value, with: "${{ item }}"}
+output: ${{ steps.a | length }}
+"""
+    flow = flow_of(tmp_path, "inputs: {rows: array}" + text)
+    assert (await run(flow, rows=list(range(1200)))).output == 1200

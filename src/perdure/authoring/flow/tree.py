@@ -134,29 +134,34 @@ class _Events:
     def read(self, yaml: Any, events: Iterator[Any]) -> Item | None:
         documents = 0
         for event in events:
-            mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self._problems.add(mark, "F001", "a flow is one document; this is the beginning of a second one")
-                    return None
-            elif isinstance(event, yaml.AliasEvent):
-                self._problems.add(mark, "F007", f"aliases such as *{event.anchor} are not read; write it out")
-                self._put(Item(None, mark))
-            elif isinstance(event, yaml.CollectionEndEvent):
-                self._open.pop()
-                self._waiting.pop()
-            elif isinstance(event, yaml.NodeEvent):
+            kind = type(event)
+            if kind is yaml.ScalarEvent:
+                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+                if event.anchor or event.tag is not None:
+                    self._check(event, mark)
+                self._put(self._scalar(event, mark))
+            elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
                 self._check(event, mark)
-                if isinstance(event, yaml.ScalarEvent):
-                    self._put(self._scalar(event, mark))
-                    continue
-                item = Item({} if isinstance(event, yaml.MappingStartEvent) else [], mark)
+                item = Item({} if kind is yaml.MappingStartEvent else [], mark)
                 self._put(item)
                 self._open.append(item)
                 self._waiting.append(None)
                 if len(self._open) > MOST_DEPTH:
                     self._problems.add(mark, "F008", f"this is nested more than {MOST_DEPTH} deep")
+                    return None
+            elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+                self._open.pop()
+                self._waiting.pop()
+            elif kind is yaml.AliasEvent:
+                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+                self._problems.add(mark, "F007", f"aliases such as *{event.anchor} are not read; write it out")
+                self._put(Item(None, mark))
+            elif kind is yaml.DocumentStartEvent:
+                documents += 1
+                if documents > 1:
+                    mark = Mark(event.start_mark.line + 1, 1)
+                    self._problems.add(mark, "F001", "a flow is one document; this is the beginning of a second one")
                     return None
         if self._root is None:
             self._problems.add(_TOP, "F001", "the file is empty; a flow begins with `perdure: 1`")
