@@ -87,6 +87,20 @@ def graph(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, 
     return asyncio.run(main())
 
 
+def long_map(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a graph with a map in chunks to its end, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [graphs.long_map]) as engine:
+            result = await engine.run(graphs.long_map(n=graphs.ITEMS), id="long")
+            items = [item.index for item in await engine.items("long", "squared:0", status="succeeded")]
+        return {"output": result.output, "items": items, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
 def graph_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """As `graph`, under that id in a store of any kind. Each id has an engine of its own."""
     programs.log_effects(effects)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from perdure import Retry, rule, step_context
-from perdure.graph import END, Graph, interrupt, node, route
+from perdure.graph import END, Graph, Items, interrupt, node, route
 from tests.crash.programs import effect
 
 
@@ -112,3 +113,33 @@ journey = Graph(
     output=last,
     rules=[rule("dispensable", on_failure="skip")],
 ).bind(**{f"{name}_seconds": 0.01 * i for i, name in enumerate(BRANCHES)})
+
+
+# --- a map in chunks ------------------------------------------------------------------------------------------------
+
+ITEMS = 20
+
+
+@node
+async def numbers(n: int) -> AsyncIterator[int]:
+    effect()
+    for number in range(n):
+        yield number
+
+
+async def squared(number: int) -> int:
+    effect()
+    return number * number
+
+
+@node
+async def summed(squared: Items[int]) -> int:
+    effect()
+    return sum([one async for one in squared])
+
+
+long_map = Graph(
+    [numbers, node(squared, inputs={"number": "numbers"}).map_over("number", chunk=3, limit=4), summed],
+    name="long_map",
+    output=summed,
+)

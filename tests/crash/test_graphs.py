@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from perdure import connect
 from perdure.kernel.events import AttemptFailed, ChildFinished, ChildStarted, WaitOpened
 from tests.amounts import some
+from tests.crash.graphs import ITEMS
 from tests.crash.harness import PARTS, Children, Journal, at_once, audit, check_executions, read_effects, through_kills
 
 MOST = 60
@@ -46,6 +48,32 @@ def test_a_graph_killed_at_any_commit_goes_on_where_it_was(
     points = range(1 + share, commits + 2, 2)
     lives = at_once(lambda n: live(children, tmp_path / str(n), (n, after)), points, 4)
     assert sum(deaths for deaths, _ in lives) >= len(points) * 2 // 3
+
+
+def live_in_chunks(children: Children, folder: Path, *kills: tuple[int, bool]) -> tuple[int, int]:
+    """As `live`, for a map whose chunks are runs: only what was under way at a death is executed once more."""
+    ended, left = through_kills(children, "long_map", folder, kills)
+    assert ended["output"] == sum(number * number for number in range(ITEMS))
+    assert ended["items"] == list(range(ITEMS))
+    journals = audit(folder / "runs.db")
+    assert len(journals) == 1 + -(-ITEMS // 3)
+    assert all(journal.finished for journal in journals.values())
+    under_way = [op for found in left for journal in found.values() for op, _ in journal.under_way]
+    executed = Counter(effect.op for effect in read_effects(folder / "effects"))
+    assert {f"squared:0[{number}]" for number in range(ITEMS)} < set(executed)
+    for op, times in executed.items():
+        assert times <= 1 + under_way.count(op), op
+    return len(left), ended["commits"]
+
+
+@pytest.mark.parametrize(("after", "share"), PARTS)
+def test_a_map_in_chunks_killed_at_any_commit_loses_only_what_was_under_way(
+    children: Children, tmp_path: Path, after: bool, share: int
+) -> None:
+    _, commits = live_in_chunks(children, tmp_path / "calm")
+    points = range(1 + share, commits + 2, 2)
+    lives = at_once(lambda n: live_in_chunks(children, tmp_path / str(n), (n, after)), points, 4)
+    assert sum(deaths for deaths, _ in lives) >= len(points) // 2
 
 
 # A share takes each twelfth commit.
