@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import AnswerRejected, Engine, RunStatus, bail, connect, rule, step_context
+from perdure import AnswerRejected, Engine, Recovery, RunStatus, bail, connect, rule, step_context
 from perdure.graph import Graph, Items, interrupt, node
 from tests.graph.running import run
 
@@ -350,6 +350,41 @@ async def test_each_item_of_a_chunk_asks_for_itself_and_is_answered_through_the_
         await engine.reject("r", "inner:0/review:0[4]/really:0", "no")
         result = await engine.run(graph, id="r", answers={"inner:0/review:0[0]/really:0": 3})
         assert result.status is RunStatus.FAILED
+
+
+async def test_items_with_large_results_go_on_in_the_next_engine(tmp_path: Any) -> None:
+    calls, reached = list[int](), asyncio.Event()
+
+    async def fetch(url: int) -> str:
+        calls.append(url)
+        if url == 3 and not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return str(url) * 300_000
+
+    graph = pages(fetch, limit=1, chunk=2)
+    store = f"sqlite:///{tmp_path}/x.db"
+    async with Engine(store, [graph], name="e", recovery=Recovery(grace=0)) as engine:
+        _ = await engine.start(graph(n=6), id="r")
+        await reached.wait()
+    async with Engine(store, [graph], name="e") as engine:
+        result = await engine.run(graph, id="r")
+        assert result.status is RunStatus.COMPLETED
+        found: Any = (await engine.values("r"))["fetch"]
+        assert [one[0] async for one in found] == list("012345")
+    assert calls == [0, 1, 2, 3, 3, 4, 5]
+
+
+async def test_what_decides_in_the_orchestrator_takes_no_long_list() -> None:
+    @interrupt(answer=int)
+    def really(fetch: list[int]) -> str:
+        return "?"
+
+    mapped = node(doubled, name="fetch", inputs={"url": "urls"}).map_over("url", chunk=2)
+    graph = Graph([urls, mapped, really], name="g")
+    result = (await run(graph, n=9)).result
+    assert result.status is RunStatus.FAILED
+    assert "let a node make of it what really needs" in str(result.error)
 
 
 # --- items in blobs ---------------------------------------------------------------------------------------------------

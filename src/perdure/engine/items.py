@@ -27,6 +27,7 @@ from perdure.kernel.values.items import (
     Unstored,
     elements_of,
     has_references,
+    is_items,
     parts_of,
 )
 from perdure.ports.blobs import Blobs
@@ -134,7 +135,7 @@ class ItemBlobs:
         annotations = get_args(types) if get_origin(types) is tuple else (Any,) * len(inputs)
         names = names_of(command)
         for number, annotation in enumerate(annotations):
-            if not _takes_items(annotation):
+            if not is_items(annotation):
                 try:
                     inputs[number] = Raw(await self._whole(bytes(inputs[number]), limit, leave=False))
                 except _Beyond as beyond:
@@ -273,10 +274,6 @@ def collect_in_thread(
                 if context.cancelled:
                     raise StepCancelled(context.id, "this attempt no longer counts")
     return blobs.wait(writer.finish())
-
-
-def _takes_items(annotation: Any) -> bool:
-    return annotation is Items or get_origin(annotation) is Items or any(map(_takes_items, get_args(annotation)))
 
 
 def element(annotation: Any) -> Any:

@@ -18,6 +18,7 @@ from perdure.errors import NotDecodable, StepBailed, StoreUnavailable
 from perdure.kernel.chunks import MAP, ChunkOutcome, ChunkResults
 from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
+    NULL,
     AnyEvent,
     CancelRequested,
     RemoteCall,
@@ -163,7 +164,8 @@ class ChunkRun:
     by_data = True
 
     def __init__(self, program: Chunks, run_id: str, items: Execution, started: RunStarted) -> None:
-        self._program, self._run_id, self._items, self._started = program, run_id, items, started
+        self._program, self._run_id, self._items = program, run_id, items
+        self._started = msgspec.structs.replace(started, input=NULL)
         assert started.remote is not None
         self._op, self._map = started.remote.op, started.remote.map
         # Whether its items run: it has what it keeps, and has not ended.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import msgspec
 
@@ -34,7 +34,7 @@ from perdure.authoring.dataflow.plan import (
 from perdure.errors import GraphInvalid, GraphProblem, InvalidName
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
-from perdure.kernel.values.items import Items
+from perdure.kernel.values.items import Items, is_items
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -151,11 +151,6 @@ def with_items(nodes: Sequence[Node]) -> list[Node]:
             spec = dataclasses.replace(node.spec, items=True, returns=Items[of])  # type: ignore[valid-type]
             found[number] = msgspec.structs.replace(node, spec=spec, returns=spec.returns)
     return found
-
-
-def is_items(annotation: Any) -> bool:
-    """Whether a parameter takes items."""
-    return annotation is Items or get_origin(annotation) is Items or any(map(is_items, get_args(annotation)))
 
 
 class _Builder:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.execution import OPEN, DataflowExecution
 from perdure.authoring.dataflow.maps import ItemMap, columns_of
 from perdure.authoring.dataflow.plan import Argument, Input, Node, Output, Plan, Region
 from perdure.authoring.dataflow.values import Value, path_key
 from perdure.kernel.chunks import ChunkInput, ChunkResults
-from perdure.kernel.events import RunStarted
+from perdure.kernel.events import NULL, RunClaimed, RunStarted
 from perdure.kernel.patches import PatchHistory
 from perdure.kernel.values.codec import Codec
 
@@ -19,8 +19,7 @@ class ChunkExecution(DataflowExecution):
     """The items of a chunk: a plan of the one node that is mapped, from its turn on."""
 
     def __init__(self, of: Plan, node: Node, turn: int, started: RunStarted, codec: Codec, past: PatchHistory) -> None:
-        self._chunk = msgspec.json.decode(started.input, type=ChunkInput)
-        given = {**self._chunk.arguments, **self._chunk.over}
+        chunk = msgspec.json.decode(started.input, type=ChunkInput)
         arguments = tuple(
             Argument(one.name, Input(one.name), one.required, one.keyword, one.type) for one in node.arguments
         )
@@ -38,8 +37,10 @@ class ChunkExecution(DataflowExecution):
             results=((node.name, Output(0)),),
             single=True,
         )
-        began = msgspec.structs.replace(started, input=Raw(msgspec.json.encode(given)))
-        super().__init__(plan, began, codec, past)
+        super().__init__(plan, msgspec.structs.replace(started, input=NULL), codec, past)
+        # Its items are in memory once.
+        self._chunk = msgspec.structs.replace(chunk, arguments={}, over={})
+        self._input = {name: Value(value) for name, value in {**chunk.arguments, **chunk.over}.items()}
         self._turns[0] = turn
         assert started.remote is not None
         self.patches = dict(started.remote.patches or {})
@@ -49,11 +50,15 @@ class ChunkExecution(DataflowExecution):
         # As the run of the map calls the op: a node may have been renamed since.
         self._named = started.remote.op.rpartition("/")[2].rpartition("[")[0]
 
+    def _take_input(self, event: RunClaimed) -> None:
+        """It has what its chunk is given."""
+
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         chunk, mapped = self._chunk, node.mapped
         assert mapped is not None
         columns = columns_of(op, mapped.over, arguments)
-        self._status[number] = 1
+        self._status[number] = OPEN
+        self._input = {}
         self._maps[number] = ItemMap(
             self._named, arguments, columns, chunk.window, chunk.most, chunk.count, chunk.first, chunk.batch
         )

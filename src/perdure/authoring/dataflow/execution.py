@@ -78,6 +78,7 @@ from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
+from perdure.kernel.values.items import REFERENCE, is_items
 from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
@@ -219,11 +220,7 @@ class DataflowExecution:
 
     def _apply_run_claimed(self, event: RunClaimed) -> None:
         self._structure = self._started.structure or event.code
-        input = named_input(self._started.input, event.names)
-        if not self._past.replaying:
-            self._check_input(input)
-        given = msgspec.json.decode(input, type=dict[str, Raw])
-        self._input = {name: Value(value) for name, value in given.items()}
+        self._take_input(event)
         for patch in self._plan.patches:
             op = f"{PATCH}:{patch}"
             known = self._past.marked(op)
@@ -232,6 +229,13 @@ class DataflowExecution:
                 self._commands.append(RecordValue(op, PATCH))
             self.patches[patch] = known
         self._ready = [node for node, unmet in enumerate(self._unmet) if not unmet]
+
+    def _take_input(self, event: RunClaimed) -> None:
+        input = named_input(self._started.input, event.names)
+        if not self._past.replaying:
+            self._check_input(input)
+        given = msgspec.json.decode(input, type=dict[str, Raw])
+        self._input = {name: Value(value) for name, value in given.items()}
 
     def _apply_step_succeeded(self, event: StepSucceeded) -> None:
         number = self._open.pop(event.op, None)
@@ -595,11 +599,17 @@ class DataflowExecution:
         return known if known is not None else self._recorded.get(op)
 
     def _decoded(self, of: Iterable[Argument], arguments: Mapping[str, Value], op: str) -> dict[str, Any]:
-        return {
-            one.name: self._codec.decode(arguments[one.name].data, one.type, f"the argument {one.name} of {op}")
-            for one in of
-            if one.name in arguments
-        }
+        found: dict[str, Any] = {}
+        for one in of:
+            if one.name in arguments:
+                data = arguments[one.name].data
+                if data.startswith(REFERENCE) and not is_items(one.type):
+                    raise UsageError(
+                        f"{op} takes {one.name}, the many results of a map, and is called in the orchestrator; let a "
+                        f"node make of it what {op.partition(':')[0]} needs, or annotate `{one.name}: Items[...]`"
+                    )
+                found[one.name] = self._codec.decode(data, one.type, f"the argument {one.name} of {op}")
+        return found
 
     def _ask(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         question = node.question

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, islice
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, overload
 
 import msgspec
 from msgspec import Raw
@@ -254,6 +254,11 @@ def _sent(parts: Sequence[Part], of: Any, reader: PartReader) -> Items[Any]:
     from perdure.kernel.values.codec import Codec  # which knows this module
 
     return Stored(parts, of, Codec().decoder(list[of], "items"), reader)
+
+
+def is_items(annotation: Any) -> bool:
+    """Whether a parameter takes items."""
+    return annotation is Items or get_origin(annotation) is Items or any(map(is_items, get_args(annotation)))
 
 
 # --- references in encoded values -----------------------------------------------------------------------------------
