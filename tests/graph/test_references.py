@@ -81,6 +81,13 @@ async def test_of_many_blobs_the_one_that_a_node_takes_is_read() -> None:
     assert await answered(graph, await rested(graph)) == (1002, 1)
 
 
+async def test_a_blob_that_many_nodes_take_at_once_is_read_once() -> None:
+    takers = [node(measured, name=f"take{number}", outputs=f"taken{number}") for number in range(10)]
+    graph = Graph([text, go, *takers], name="g").select(*(f"taken{number}" for number in range(10)))
+    output, reads = await answered(graph, await rested(graph))
+    assert (set(output.values()), reads) == ({1001}, 1)
+
+
 async def test_a_result_that_is_in_a_blob_is_that_blob() -> None:
     @node
     def check(go: int) -> None: ...

@@ -47,9 +47,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import Context
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -588,13 +587,18 @@ class Driver:
 
     def _load_arguments(self, commands: Iterable[Command]) -> bool:
         """Load the arguments of steps that are about to begin and have them in blobs. Whether there are any."""
-        lacking = [one for one in commands if isinstance(one, RunStep) and one.references]
-        for command in lacking:
-            blobs = [blob for _, blob in command.references]
-            self._load(command.op, blobs, partial(self.replay.resolve, command.op))
+        lacking = {one.op: one for one in commands if isinstance(one, RunStep) and one.references}
+
+        def resolve(values: Mapping[str, Raw]) -> None:
+            for op in lacking:
+                self.replay.resolve(op, values)
+
+        if lacking:
+            blobs = {blob for command in lacking.values() for _, blob in command.references}
+            self._load(f"arguments of {next(iter(lacking))}", blobs, resolve)
         return bool(lacking)
 
-    def _load(self, key: str, blobs: Sequence[str], then: Callable[[Mapping[str, Raw]], None]) -> None:
+    def _load(self, key: str, blobs: Collection[str], then: Callable[[Mapping[str, Raw]], None]) -> None:
         """Load values from blobs. Until they are there, nothing is planned."""
         if key in self._offloading:
             return

@@ -74,7 +74,7 @@ class Payloads:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, LAST_RETRY)
 
-    async def load_patiently(self, blobs: Sequence[str], given_up: Callable[[], bool]) -> dict[str, Raw]:
+    async def load_patiently(self, blobs: Collection[str], given_up: Callable[[], bool]) -> dict[str, Raw]:
         """As `load_all`, but retry while the store is unavailable."""
         wait = FIRST_RETRY
         while True:
@@ -123,8 +123,8 @@ class Payloads:
         survey = None if edited else Survey(opened, batches)
         while survey is not None and not survey.over:
             await call(survey.advance)
-            survey.values = await self.load_all(survey.lacking)
-            needed |= survey.values
+            needed |= await self.load_all(blob for blob in survey.lacking if blob not in needed)
+            survey.values = needed
         return await self.inflate(batches) if survey is None or survey.misfit else inflated(batches, needed)
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
