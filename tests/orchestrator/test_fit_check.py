@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,14 @@ from perdure import (
     workflow,
 )
 from perdure.cli.runs import _unparked
+from perdure.kernel.divergence.recorder import PART
+from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.kernel.events import RunResumed
+from perdure.kernel.replay import Replay
 from perdure.orchestrator import fit_check
 from perdure.orchestrator.fit_check import FitCheck, FitReport, short_collections
+from perdure.orchestrator.lifecycle import Lifecycle
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
@@ -371,8 +376,9 @@ async def test_runs_are_replayed_in_short_turns_and_read_once() -> None:
         ticks = iter(range(10**9))
         check.time = lambda: next(ticks) / 1024  # a millisecond passes with each look at the clock
         report = await checked(engine)
-        # The clock is read after each part and each run: 3 ms are over after two runs. Ten are read at a time.
-        assert (report.checked, report.turns) == (60, 30)
+        # The clock is read when a run was opened, after each part and each run: 3 ms are over within the second run.
+        # Ten are read at a time, in eight turns.
+        assert (report.checked, report.turns) == (60, 48)
         assert read == [10] * 6
         before = store.version()
         assert await checked(engine) == FitReport()
@@ -437,6 +443,71 @@ async def test_a_long_journal_is_replayed_in_parts() -> None:
         report = await checked(engine)
         assert report.checked == 1
         assert report.turns >= 2
+
+
+async def test_a_misfit_is_explained_and_mended_in_parts_and_its_code_read_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No callback of the event loop replays more than a part of the journal, and none compiles or compares code."""
+
+    @workflow(name="job")
+    async def long(n: int) -> int:
+        for i in range(100):
+            _ = await charge(i)
+        await wait_signal("go")
+        return n
+
+    @workflow(name="job")
+    async def longer(n: int) -> int:
+        for i in range(100):
+            _ = await charge(i)
+            if i == 60:
+                _ = await ship(i)
+        await wait_signal("go")
+        return n
+
+    store, clock = MemoryStore(), FakeClock()
+    async with engine_of(store, clock, long) as engine:
+        _ = await engine.start(long(1), id="it")
+        await until(lambda: has(engine, RunStatus.WAITING))
+    folded: list[int] = []
+    read_by: set[int] = set()
+    fold, in_callback, repair = Replay.fold, Lifecycle.in_callback, Repairs.repair
+
+    def counted(replay: Replay, *args: Any) -> None:
+        folded[-1:] = [folded[-1] + 1]
+        fold(replay, *args)
+
+    async def apart(lifecycle: Lifecycle, function: Callable[[], Any]) -> Any:
+        def called() -> Any:
+            folded.append(0)
+            return function()
+
+        return await in_callback(lifecycle, called)
+
+    def repaired(*args: Any) -> Any:
+        repairing, sent = repair(*args), None
+        while True:
+            read_by.add(threading.get_ident())
+            try:
+                sent = yield repairing.send(sent)
+            except StopIteration as done:
+                return done.value
+
+    monkeypatch.setattr(Replay, "fold", counted)
+    monkeypatch.setattr(Lifecycle, "in_callback", apart)
+    monkeypatch.setattr(Repairs, "repair", repaired)
+    async with engine_of(store, clock, longer) as engine:
+        # The time of the check does not pass: it would take all parts in one turn.
+        ticks = iter(range(10**9))
+        check_of(engine).time = lambda: next(ticks) / 1024
+        await until(lambda: has(engine, RunStatus.PARKED))
+        view = await engine.get("it")
+    assert view is not None
+    assert "It was tried on the journal of this run" in view.reason
+    assert sum(folded) > 300, "it was replayed, explained, and replayed with a fix"
+    assert max(folded) < 4 * PART
+    assert threading.get_ident() not in read_by
 
 
 # --- it says when it healed -----------------------------------------------------------------------------------------

@@ -239,7 +239,8 @@ class FitCheck:
         if isinstance(error, UnknownVersion) and (others := versions_at(self._others, error.name, one.row.queue)):
             error = error.beside(others)
         ready = Ready(run_id, one.started, one.batches)
-        written = await orchestrator.loader.park_explained(fold(run_id, one.batches), error, ready)
+        state = fold(run_id, one.batches)
+        written = await orchestrator.loader.park_explained(state, error, ready, explained=False)
         if not written:
             if written is False:
                 self.request()  # it is checked as it is now

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from perdure.engine.driver import Driver
+from perdure.errors import UsageError
 from perdure.kernel.events import RunClaimed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
@@ -130,6 +131,38 @@ class Lifecycle:
 
         self.loop.call_soon(call)
         return await done
+
+    async def in_turns(self, parts: Generator[None, None, T]) -> T:
+        """Do work that drives bodies a part at a time; everything else on the loop has its turn in between."""
+        try:
+            while (done := await self.in_callback(lambda: _next(parts))) is None:
+                await asyncio.sleep(0)
+            return done.value
+        finally:
+            self.loop.call_soon(parts.close)  # a body must not be closed inside a task
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Call a function that reads or compiles code, which takes long, and touches neither bodies nor the loop."""
+        try:
+            done = self.loop.run_in_executor(None, function)
+        except UsageError:  # a simulation, which has no threads
+            return function()
+        return await done
+
+
+class _Done(Generic[T]):
+    """The result of work in parts."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+
+def _next(parts: Generator[None, None, T]) -> _Done[T] | None:
+    try:
+        next(parts)
+    except StopIteration as done:
+        return _Done(done.value)
+    return None
 
 
 def log_fault(error: BaseException, message: str, *args: object) -> None:

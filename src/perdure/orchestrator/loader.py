@@ -30,11 +30,11 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.claims import claim_in_force, stays_parked
-from perdure.kernel.divergence.recorder import explained, follow, follow_parts
-from perdure.kernel.divergence.repair import Repairs
+from perdure.kernel.divergence.recorder import explain_parts, explained, follow, follow_parts
+from perdure.kernel.divergence.repair import Repairs, executing, proceed
 from perdure.kernel.events import Batch, RunClaimed, RunReleased, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
-from perdure.kernel.history.upgrade import fits
+from perdure.kernel.history.upgrade import fit_parts
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.misfits import check_inbox
 from perdure.kernel.plan import Plan, expire, is_late
@@ -80,25 +80,10 @@ T = TypeVar("T")
 
 # How often a claim is tried again at once that lost to another append.
 CLAIM_TRIES = 3
-# After how many events of a journal a check of it may pause.
-PART = 50
 
 
 async def _no_others(started: RunStarted, error: Exception) -> bool:
     return False
-
-
-def _parts(batches: Sequence[Batch]) -> list[Sequence[Batch]]:
-    """A journal in parts of some events each."""
-    parts: list[list[Batch]] = [[]]
-    events = 0
-    for batch in batches:
-        if events >= PART:
-            parts.append([])
-            events = 0
-        parts[-1].append(batch)
-        events += len(batch.events)
-    return [*parts]
 
 
 class Ready(msgspec.Struct):
@@ -390,37 +375,39 @@ class Loader:
             # Another append came first: with it, the run may fit.
             self._enter_soon(state.run_id)
 
-    async def park_explained(self, state: RunState, error: Exception, one: Ready) -> bool | None:
-        """Park a run, as `Parking.park_as`, with a change of the code that was tried, if there is one."""
+    async def park_explained(
+        self, state: RunState, error: Exception, one: Ready, *, explained: bool = True
+    ) -> bool | None:
+        """Park a run, as `Parking.park_as`, with a change of the code that was tried, if there is one.
+
+        `explained`: whether the error says what has changed already.
+        """
         if isinstance(error, Diverged | NotDecodable):
-            error = await self._with_repair(error, one)
+            try:
+                error = error if explained else await self._explained(error, one)
+                error = await self._with_repair(error, one)
+            except StoreUnavailable:
+                raise
+            except Exception as trouble:  # the run is parked in any case
+                log_fault(trouble, "no fix could be tried for run %s; it is parked without one", one.run_id)
         return await self._parking.park(state, error)
 
-    async def _with_repair(self, error: Diverged | NotDecodable, one: Ready) -> Exception:
+    async def _explained(self, error: Diverged | NotDecodable, one: Ready) -> Exception:
+        """The same error, explained, a part of the journal at a time."""
+        _, name, version = executing(one.batches, error.op)
+        if self._programs.serves(name, version):
+            await self._lifecycle.in_thread(self._programs.find(name, version).source_map)
+        opened = partial(self._open, one.started, one.run_id, one.batches)
+        return await self._lifecycle.in_turns(explain_parts(error, opened, one.batches, self._programs))
+
+    async def _with_repair(self, error: Exception, one: Ready) -> Exception:
         """The same divergence with a change of the code that lets this run go on, if there is one."""
-        try:
-            sources = await sources_of(self._store.blobs, one.batches)
-            codec = self._services.codec
-
-            def fit(others: Programs) -> bool:
-                return fits(others, codec, one.run_id, one.started, one.batches)
-
-            trials = self._repairs.repair(error, one.batches, sources, fit)
-
-            def try_next() -> Exception | None:
-                try:
-                    return next(trials)
-                except StopIteration as done:
-                    found: Exception = done.value
-                    return found
-
-            # Each trial replays the journal: the event loop turns in between.
-            while (repaired := await self._lifecycle.in_callback(try_next)) is None:
-                await asyncio.sleep(0)
-            return repaired
-        except Exception as trouble:  # the run is parked in any case
-            log_fault(trouble, "no fix could be tried for run %s; it is parked without one", one.run_id)
-            return error
+        sources, codec = await sources_of(self._store.blobs, one.batches), self._services.codec
+        repairing = self._repairs.repair(error, one.batches, sources)
+        fit: bool | None = None
+        while isinstance(tried := await self._lifecycle.in_thread(partial(proceed, repairing, fit)), Programs):
+            fit = await self._lifecycle.in_turns(fit_parts(tried, codec, one.run_id, one.started, one.batches))
+        return tried
 
     # --- replay ---------------------------------------------------------------------------------------------------
 
@@ -454,7 +441,7 @@ class Loader:
             self._check_input(started)
             return
         opened = partial(self._open, started, run_id, batches)
-        replay = yield from follow_parts(opened, batches, self._programs, _parts(batches), other_code=False)
+        replay = yield from follow_parts(opened, batches, other_code=False)
         replay.close()
 
     def _check_input(self, started: RunStarted) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -31,6 +31,8 @@ from perdure.kernel.replay import OfOp, Replay, Resolve
 from perdure.kernel.turns import result_of
 from perdure.kernel.values.failures import type_name
 
+# After how many events of a journal there is a pause.
+PART = 50
 # Opens a replay of the given kind.
 Open: TypeAlias = Callable[[type[Replay]], Replay]
 
@@ -82,38 +84,54 @@ def follow(opened: Open, batches: Sequence[Batch], programs: Programs, *, other_
     `opened` opens a replay of the given kind. Raises NotDecodable, explained too, if the program cannot decode a value
     that is recorded, or that it gets next; `other_code`: see `check_inbox`.
     """
-    return result_of(follow_parts(opened, batches, programs, [batches], other_code=other_code))
+    try:
+        return result_of(follow_parts(opened, batches, other_code=other_code))
+    except (Diverged, NotDecodable) as error:
+        misfit = error
+    raise explained(misfit, opened, batches, programs) from None
 
 
-def follow_parts(
-    opened: Open, batches: Sequence[Batch], programs: Programs, parts: Iterable[Sequence[Batch]], *, other_code: bool
-) -> Generator[None, None, Replay]:
-    """As `follow`, with a pause after each part of the journal."""
+def follow_parts(opened: Open, batches: Sequence[Batch], *, other_code: bool) -> Generator[None, None, Replay]:
+    """As `follow`, with a pause after each part of the journal. Raises what it finds as it is: see `explain_parts`."""
     replay = opened(Replay)
     try:
-        yield from replay.fold_parts(parts)
+        yield
+        yield from replay.fold_parts(_parts(batches))
         check_inbox(replay.state, replay.wishes, other_code=other_code)
         replay.check_open_steps(other_code=other_code)
-    except (Diverged, NotDecodable) as error:
-        replay.close()
-        misfit = error
     except BaseException:
         replay.close()
         raise
-    else:
-        return replay
-    yield
-    raise explained(misfit, opened, batches, programs) from None
+    return replay
+
+
+def _parts(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+    """A journal in parts of some events each."""
+    start = events = 0
+    for end, batch in enumerate(batches, 1):
+        events += len(batch.events)
+        if events >= PART:
+            yield batches[start:end]
+            start, events = end, 0
+    yield batches[start:]
 
 
 def explained(
     error: Diverged | NotDecodable, opened: Open, batches: Sequence[Batch], programs: Programs
 ) -> PerdureError:
     """The same error, explained with the rest of the journal and the source map of the program."""
+    return result_of(explain_parts(error, opened, batches, programs))
+
+
+def explain_parts(
+    error: Diverged | NotDecodable, opened: Open, batches: Sequence[Batch], programs: Programs
+) -> Generator[None, None, PerdureError]:
+    """As `explained`, with a pause after each part of the journal."""
     trace = opened(Recorder)
     assert isinstance(trace, Recorder)
     try:
-        trace.fold_whole(batches)
+        yield
+        yield from trace.fold_parts(_parts(batches))
     except Diverged as again:
         if isinstance(error, NotDecodable) or again.seq != error.seq:
             return error  # the program is not deterministic

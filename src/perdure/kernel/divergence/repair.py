@@ -18,7 +18,6 @@ from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
 from perdure.kernel.patches import commanded
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.turns import result_of
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Program
@@ -112,16 +111,18 @@ class Repairs:
         `sources` are those that the run was executed with, by id, as far as they were stored; `fits` says whether its
         journal replays with these programs.
         """
-        return result_of(self.repair(error, batches, sources, fits))
+        repairing, answer = self.repair(error, batches, sources), None
+        while isinstance(tried := proceed(repairing, answer), Programs):
+            answer = fits(tried)
+        return tried
 
     def repair(
-        self,
-        error: Exception,
-        batches: Sequence[Batch],
-        sources: Mapping[str, Source],
-        fits: Callable[[Programs], bool],
-    ) -> Generator[None, None, Exception]:
-        """As `repaired`, with a pause before each repair is tried."""
+        self, error: Exception, batches: Sequence[Batch], sources: Mapping[str, Source]
+    ) -> Generator[Programs, bool, Exception]:
+        """As `repaired`: yields programs with a repair, and is sent whether the journal replays with them.
+
+        It reads and compiles code, and opens no body: a thread may do it.
+        """
         if not isinstance(error, Diverged | NotDecodable) or error.divergence is None:
             return error
         divergence, now = error.divergence, error.divergence.current
@@ -138,7 +139,7 @@ class Repairs:
         divergence = compared(divergence, recorded, program.source())
         divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
         kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
-        repair = yield from self._try(program, self._helped.get(kind), recorded, divergence, fits)
+        repair = yield from self._try(program, self._helped.get(kind), recorded, divergence)
         if repair is not None:
             if len(self._helped) >= REMEMBERED:
                 self._helped.clear()
@@ -162,18 +163,21 @@ class Repairs:
         return program.rewired(recorded, op, divergence, seq, id)
 
     def _try(
-        self,
-        program: Program,
-        known: Repair | None,
-        recorded: Source,
-        divergence: Divergence,
-        fits: Callable[[Programs], bool],
-    ) -> Generator[None, None, Repair | None]:
+        self, program: Program, known: Repair | None, recorded: Source, divergence: Divergence
+    ) -> Generator[Programs, bool, Repair | None]:
         for repair in islice(chain(filter(None, [known]), program.repairs(recorded, divergence)), MOST):
-            yield
-            if fits(Programs(repair.program if one is program else one for one in self.programs.every())):
+            if (yield Programs(repair.program if one is program else one for one in self.programs.every())):
                 return repair
         return None
+
+
+def proceed(repairing: Generator[Programs, bool, Exception], fits: bool | None) -> Programs | Exception:
+    """What to try next, given whether the last repair fits; in the end, the error with what was found."""
+    try:
+        return next(repairing) if fits is None else repairing.send(fits)
+    except StopIteration as done:
+        found: Exception = done.value
+        return found
 
 
 def _upper(text: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
+from typing import TypeGuard
 
 import msgspec
 
 from perdure.errors import Diverged, NotDecodable
-from perdure.kernel.commands import FINISH, Finish
+from perdure.kernel.commands import FINISH, Command, Finish
 from perdure.kernel.divergence.parked import parked_for
-from perdure.kernel.divergence.recorder import explained, follow
+from perdure.kernel.divergence.recorder import explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.undecodable import explain_narrowed
@@ -19,6 +21,7 @@ from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.misfits import narrowed
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
+from perdure.kernel.turns import result_of
 from perdure.kernel.values.codec import Codec
 
 
@@ -80,10 +83,10 @@ def check_compatibility(
     except Exception as error:
         if repairs is not None:
             error = repairs.repaired(
-                error, batches, sources, lambda others: fits(others, codec, run_id, started, batches)
+                error, batches, sources, lambda others: result_of(fit_parts(others, codec, run_id, started, batches))
             )
         return _misfit(error)
-    if isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None:
+    if _fails(end) and end.error is not None:
         # The old code did not fail here, or the journal would hold the failure.
         title = f"it would fail as soon as it goes on: {end.error.type}: {end.error.message}"
         return Compatibility(Fit.BREAKS, f"{title}\n{end.error.traceback}".rstrip(), "fails", title)
@@ -94,9 +97,26 @@ def check_compatibility(
     return SAFE
 
 
-def fits(programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> bool:
-    """Whether a run would continue."""
-    return check_compatibility(programs, codec, run_id, started, batches).fit is Fit.SAFE
+def fit_parts(
+    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+) -> Generator[None, None, bool]:
+    """Whether a run would continue, with a pause after each part of its journal."""
+    try:
+        opened = partial(open_replay, programs, run_id, started, codec, batches, lambda program: None)
+        replay = yield from follow_parts(opened, batches, other_code=True)
+        try:
+            if replay.state.epoch == 0:
+                replay.fold(RunClaimed("", 1), batches[-1].at)
+            return not _fails(replay.wishes.get(FINISH))
+        finally:
+            replay.close()
+    except Exception:
+        return False
+
+
+def _fails(end: Command | None) -> TypeGuard[Finish]:
+    """Whether a run would fail as soon as it goes on."""
+    return isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None
 
 
 def _misfit(error: Exception) -> Compatibility:
