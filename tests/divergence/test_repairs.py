@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ from perdure.kernel.divergence.patching import apply_diff
 from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.history.upgrade import fits
+from perdure.kernel.history.upgrade import fit_parts
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
+from perdure.kernel.turns import result_of
 from perdure.kernel.values.codec import Codec
 from tests.divergence import shop
 from tests.divergence.harness import Code, replay
@@ -29,33 +30,23 @@ WITHOUT = {
 
 
 def repaired(story: Story, batches: Sequence[Batch]) -> Diverged:
-    """What an engine with the new code says about a journal. It pauses before each repair that it tries."""
+    """What an engine with the new code says about a journal."""
     started, codec = batches[0].events[0], Codec()
     assert isinstance(started, RunStarted)
-    programs, tried = Programs(story.after.programs.values()), list[bool]()
+    programs = Programs(story.after.programs.values())
 
     def opened(kind: type[Replay]) -> Replay:
         return open_replay(programs, "r1", started, codec, batches, kind=kind)
 
-    def fit(others: Programs) -> bool:
-        tried.append(fits(others, codec, "r1", started, batches))
-        return tried[-1]
+    def fits(others: Programs) -> bool:
+        return result_of(fit_parts(others, codec, "r1", started, batches))
 
     with pytest.raises(Diverged) as raised:
         follow(opened, batches, programs)
     sources = {one.source().digest(): one.source() for one in story.before.programs.values()}
-    trials = Repairs(programs).repair(raised.value, batches, sources, fit)
-    for pauses, found in enumerate(with_result(trials)):
-        if found is not None:
-            break
-        assert len(tried) == pauses
+    found = Repairs(programs).repaired(raised.value, batches, sources, fits)
     assert isinstance(found, Diverged)
     return found
-
-
-def with_result(parts: Generator[None, None, Exception]) -> Iterator[Exception | None]:
-    """The pauses of some work, and then its result."""
-    yield (yield from parts)
 
 
 @pytest.fixture

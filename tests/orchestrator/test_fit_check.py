@@ -486,7 +486,8 @@ async def test_a_misfit_is_explained_and_mended_in_parts_and_its_code_read_in_a_
         return await in_callback(lifecycle, called)
 
     def repaired(*args: Any) -> Any:
-        repairing, sent = repair(*args), None
+        repairing: Any = repair(*args)
+        sent = None
         while True:
             read_by.add(threading.get_ident())
             try:
