@@ -60,4 +60,21 @@ FAMILIES = (
             {"input": [{"cents": 5}, {"cents": 7, "text": "more"}], "close": [{"cents": 1}]},
         ),
     ),
+    family(
+        "wedding", usual=Scenario("wedding", {"couple": "a&b", "day": "may", "guests": 9}, {"tasted": [1], "yes": [1]})
+    ),
+    family("mill", usual=Scenario("mill", {"farm": "elm", "stones": 2})),
+    family(
+        "ward",
+        usual=Scenario("ward", {"patient": {"name": "ann", "bed": 4}, "rounds": 2}, {"drug": ["salt"]}),
+        silent=Scenario(
+            "ward", {"patient": {"name": "bob", "bed": 1}, "rounds": 2}, expire=frozenset({"drug:0", "drug:1"})
+        ),
+    ),
+    family("novel", usual=Scenario("novel", {"title": "tea", "chapters": 2})),
+    family(
+        "relay",
+        usual=Scenario("relay", {"team": ["ann", "bob"]}, {"decided": ["fair"]}, held=frozenset({"sleep:0/sleep:0"})),
+    ),
+    family("gazette", usual=Scenario("gazette", {"topic": "tea"}, {"approved": [True]})),
 )

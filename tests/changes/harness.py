@@ -23,6 +23,7 @@ from typing import Any
 from perdure import Engine, Invocation, PerdureError, Recovery, RunStatus, RunView, blocking, call
 from perdure.cli.targets import Target, load
 from perdure.cli.upgrade import upgrade_check
+from perdure.graph import Graph
 from perdure.kernel.events import SignalReceived
 from perdure.kernel.ids import step_key
 from tests.changes.ledger import WATCHES, effects
@@ -186,7 +187,7 @@ class Session:
 
     def _invocation(self) -> Invocation[Any]:
         inputs = self.scenario.inputs
-        if self.positional:
+        if self.positional and not isinstance(self.target.programs[self.scenario.program], Graph):
             return call(self.scenario.program, *inputs.values())
         return call(self.scenario.program, **inputs)
 

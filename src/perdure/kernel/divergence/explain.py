@@ -336,7 +336,9 @@ def _something_else(evidence: Evidence, current: OpView) -> str:
     lines = Lines(evidence, current)
     if not source_map.known:
         return _without_source(evidence, current)
-    gone = len(source_map.of(recorded)) < _lines(evidence)
+    seen = source_map.of(recorded)
+    # A line that the source map does not see, as in a method, is there if the code has come to it before.
+    gone = len(seen) < _lines(evidence) and (bool(seen) or all(_names(op) != _names(recorded) for op in evidence.asked))
     if recorded.kind == "lock":
         gone |= not source_map.has_key(recorded)
         if current.path in _under(recorded, recorded_later) or (gone and current.kind != "lock"):
