@@ -4,6 +4,25 @@ Live execution and replay are one thing here. Each event is folded; facts go to 
 *wishes*; events that record a wish must find it. What is wished for and not recorded when the journal ends is what the
 owner has to plan next. A child in the same journal is an execution of its own: what it wishes for gets its op path as a
 prefix, and what happens to such an op goes to it. Never writes, never calls a step.
+
+Insertions
+==========
+
+A command without a record is either what the owner plans next, or was inserted into the past. An owner plans the
+commands of a round together, in the order in which they were asked for, and what begins is written in one append. So a
+command comes too late if an op has begun that was asked for after it, or together with it. A journal has no rounds,
+though, only events. Three questions stand in for that one rule, each where the others have no answer:
+
+- `_comes_late`: has anything begun since it was asked for? The number of events before a command stands for its round.
+  A local step may wait for a concurrency limit, so of those only the ones count that no StepsHeld has counted.
+- `_passed_over`: has an op begun that was asked for after it? This is asked of commands that are given up while a round
+  is cut short, by a checkpoint or the end of a child. The owner plans twice there, after the same number of events.
+- `_beside_others`: did the run begin two or more branches at once where the code asks for one more? If not, a step that
+  followed a lone one may have moved beside it, which is allowed (decision 0030). So `gather(a())` that has become
+  `gather(a(), b())` is not noticed while `a` is under way.
+
+One rule in place of the three needs the round of each op in its record: bytes in every step of every run, for what is
+asked once after a deploy.
 """
 
 from __future__ import annotations
@@ -691,6 +710,24 @@ class Replay:
         """Whether an op belongs to an execution whose ops have no order but that of their values."""
         return getattr(self.execution_of(op)[0], "by_data", False)
 
+    def _count(self, event: StepsHeld) -> None:
+        """Note which steps an owner that counts them did not hold back: the last of them."""
+        waiting = [wish.op for wish in self.wishes.values() if _is_local(wish) and wish.op not in self._uncounted]
+        self._uncounted.update(waiting[event.count :])
+
+    def _comes_late(self, op: str, number: int, local: bool) -> bool:
+        """Whether a command, made after this many events, would have begun before others that did."""
+        if local and (self.state.held or not 0 <= self.state.counted_from < self._last_begun):
+            return op in self._uncounted  # else it may wait for a concurrency limit
+        return number <= (self._last_asked if op in self._amid else self._last_begun)
+
+    def _passed_over(self, op: str, number: int, local: bool) -> bool:
+        """Whether an op that the program asked for later has begun. Where steps are limited, they come after others."""
+        assert self._issued is not None
+        known: tuple[Mapping[Any, object], ...] = self.wishes, self.held, self._unrecorded
+        later = takewhile(lambda item: item[0] != op, reversed(self._issued.items()))
+        return any((is_local or not local) and not any(other in one for one in known) for other, (_, is_local) in later)
+
     def _beside_others(self, scope: str, number: int) -> bool:
         """Whether the run began several branches at once where the code asks for one more.
 
@@ -706,24 +743,6 @@ class Replay:
                 if branch.rpartition("/")[0] == scope:
                     branches.add((outcomes, branch))
         return not known or len({outcomes for outcomes, _ in branches}) < len(branches)
-
-    def _count(self, event: StepsHeld) -> None:
-        """Note which steps an owner that counts them did not hold back: the last of them."""
-        waiting = [wish.op for wish in self.wishes.values() if _is_local(wish) and wish.op not in self._uncounted]
-        self._uncounted.update(waiting[event.count :])
-
-    def _passed_over(self, op: str, number: int, local: bool) -> bool:
-        """Whether an op that the program asked for later has begun. Where steps are limited, they come after others."""
-        assert self._issued is not None
-        known: tuple[Mapping[Any, object], ...] = self.wishes, self.held, self._unrecorded
-        later = takewhile(lambda item: item[0] != op, reversed(self._issued.items()))
-        return any((is_local or not local) and not any(other in one for one in known) for other, (_, is_local) in later)
-
-    def _comes_late(self, op: str, number: int, local: bool) -> bool:
-        """Whether a command, made after this many events, would have begun before others that did."""
-        if local and (self.state.held or not 0 <= self.state.counted_from < self._last_begun):
-            return op in self._uncounted  # else it may wait for a concurrency limit
-        return number <= (self._last_asked if op in self._amid else self._last_begun)
 
     def _note_given_up(self, event: StepFailed | WaitResolved) -> None:
         self._given_up.setdefault(self.state.child_of(event.op), []).append(event)
