@@ -120,6 +120,25 @@ async def test_what_was_decided_before_a_run_was_resolved_is_not_told(
             assert {result.output for result in results} == {"mended"}
 
 
+async def test_a_run_that_is_being_parked_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be due, and a fix for it takes long: each search would replay it, and try the same fixes once more."""
+    store = MemoryStore()
+    await begun(store)
+    async with connect(store) as client:
+        _ = await client.signal("it", "go")
+    held = Held(monkeypatch)
+    async with Engine(store, [second], recovery=AT_ONCE) as engine:
+        await held.decided.wait()
+        assert engine._service is not None
+        await eventually(lambda: engine._service.timers.next_due is not None)  # type: ignore[union-attr]
+        (run_id,) = store.journal.rows
+        engine._orchestrator.enter_soon(run_id)  # type: ignore[union-attr]
+        for _ in range(5):
+            assert (await engine._service.timers.run_once(engine.clock.now())).loaded == 0
+        await held.release()
+        await has(engine, RunStatus.PARKED)
+
+
 @pytest.mark.parametrize("other", ["pause", "signal"])
 async def test_a_parking_that_lost_to_another_append_is_tried_again(
     other: str, monkeypatch: pytest.MonkeyPatch

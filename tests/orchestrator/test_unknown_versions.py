@@ -245,9 +245,9 @@ async def test_a_detached_child_waits_for_its_version_and_a_tick_has_the_one_tha
         await theirs.handle("s").result(PATIENCE)
         await until(lambda: _both(theirs))
         await checked(theirs)
-        [sent, tick] = await theirs.list(program="fulfil")
-        assert (sent.id, sent.status) == ("sent", RunStatus.QUEUED)
-        assert await result(theirs, tick.id) == "second"
+        found = {run.id: run.status for run in await theirs.list(program="fulfil")}
+        assert found.pop("sent") is RunStatus.QUEUED
+        assert await result(theirs, *found) == "second"
     async with engine_of(store, "w2", first, clock=clock) as ours:
         assert await result(ours, "sent") == "first"
 

@@ -60,6 +60,8 @@ from perdure.orchestrator.residency import (
     ACTIVE,
     LOADING,
     MAY_ENTER,
+    PARKED_HERE,
+    PARKING,
     REGAINING_LOCKS,
     STARTING,
     SUSPECT,
@@ -357,9 +359,11 @@ class Loader:
             self._stop_broken(run_id, error, old.id)
 
     def _park(self, state: RunState, error: Exception, one: Ready) -> None:
-        """Park a run that the code of this process cannot continue."""
-        self._runs.mark_parked(state.run_id)
-        self._lifecycle.spawn(self._park_or_enter(state, error, one))
+        """Park a run that the code of this process cannot continue. Nothing loads it while a fix is being tried."""
+        if self._runs.may(state.run_id, PARKING):
+            slot = self._runs.slot(state.run_id)
+            self._runs.move(slot, PARKING)
+            self._lifecycle.spawn(self._park_or_enter(slot, state, error, one))
 
     async def _leave_or_park(self, state: RunState, error: UnknownProgram | UnknownVersion, one: Ready) -> None:
         """Release a run with a child that cannot continue here, if another orchestrator has all that it needs."""
@@ -370,8 +374,13 @@ class Loader:
                 released = extend(state, [RunReleased(self._owner.name)], self._clock.now())
                 await append_all(self._store.journal, [released])
 
-    async def _park_or_enter(self, state: RunState, error: Exception, one: Ready) -> None:
-        if await self.park_explained(state, error, one) is False:
+    async def _park_or_enter(self, slot: RunSlot, state: RunState, error: Exception, one: Ready) -> None:
+        try:
+            written = await self.park_explained(state, error, one)
+        finally:
+            if slot.state is PARKING:
+                self._runs.move(slot, PARKED_HERE)
+        if written is False:
             # Another append came first: with it, the run may fit.
             self._enter_soon(state.run_id)
 

@@ -40,7 +40,8 @@ state                 driver    what it means, and what ends it
                                 messages wait on ``caught_up``
 ``REGAINING_LOCKS``   no        claimed; it is loaded again when it holds the locks that its journal says it holds
 ``SUSPECT``           no        previous owners may have died of it; it is loaded on trial, with few others (quarantine)
-``PARKING``           no        stopped by an error of the engine; nothing loads it until its journal says so
+``PARKING``           no        does not fit, or was stopped by an error of the engine; nothing loads it until its
+                                journal says so
 ``PARKED_HERE``       no        does not fit the code of this process; a message may have it loaded again, a search not
 ``LEFT``              no        it needs a program or version that this process lacks; tried again when other
                                 orchestrators come or go (`fit_check`)
@@ -118,7 +119,7 @@ TRANSITIONS: Mapping[Residency, frozenset[Residency]] = {
     SUSPECT: frozenset({LOADING, PARKED_HERE}),
     PARKING: frozenset({PARKED_HERE, UNREADABLE}),
     PARKED_HERE: frozenset({LOADING, PARKING, UNREADABLE}),
-    LEFT: frozenset({PARKED_HERE, ABSENT}),
+    LEFT: frozenset({PARKING, PARKED_HERE, ABSENT}),
     UNREADABLE: frozenset(),
 }
 
