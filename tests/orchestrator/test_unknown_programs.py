@@ -286,3 +286,4 @@ async def test_an_engine_that_comes_back_without_a_program_parks_its_runs_and_sa
 )
 def test_who_comes_after_whom(name: str, owner: str, after: bool) -> None:
     assert follows(name, owner) is after
+    assert follows(name, owner, has_program=True) is (after or name.startswith("h:perdure:"))

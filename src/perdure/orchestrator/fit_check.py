@@ -317,7 +317,7 @@ class FitCheck:
         loader, missing = self._orchestrator.loader, self._missing(one.row)
         if missing is None:
             yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
-        elif loader.follows_its_owner(one.batches):
+        elif loader.follows_its_owner(one.batches, missing):
             # It was taken away from the program of this process. Any other is a program of another engine.
             raise missing
 

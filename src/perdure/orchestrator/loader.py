@@ -589,9 +589,10 @@ class Loader:
         if stays_parked(one.batches):
             self._runs.mark_parked(one.run_id)
             return False
-        if self._programs.missing(one.started.program, one.started.version) is not None:
+        missing = self._programs.missing(one.started.program, one.started.version)
+        if missing is not None:
             self._runs.mark_left(one.run_id)
-            if self.follows_its_owner(one.batches):
+            if self.follows_its_owner(one.batches, missing):
                 self.on_missing()
             return False
         if owner not in (None, self._owner.name) and owner not in dead:
@@ -601,12 +602,13 @@ class Loader:
             return False
         return self._serves is None or one.started.queue in self._serves
 
-    def follows_its_owner(self, batches: Sequence[Batch]) -> bool:
-        """Whether this process comes after the one that had a run last: what it lacks now was taken away from it."""
+    def follows_its_owner(self, batches: Sequence[Batch], missing: UnknownProgram | UnknownVersion) -> bool:
+        """Whether this process comes after the one that had a run last: what is missing was taken away from it."""
         for batch in reversed(batches):
             for event in reversed(batch.events):
                 if isinstance(event, RunClaimed):
-                    return follows(self._owner.name, event.owner)
+                    has_program = isinstance(missing, UnknownVersion)
+                    return follows(self._owner.name, event.owner, has_program=has_program)
         return False
 
     async def _heal(self, one: Ready) -> None:

@@ -56,15 +56,17 @@ class MembershipConfig:
 _ANY_PROGRAM = {"perdure", "python", "python3"}
 
 
-def follows(name: str, owner: str) -> bool:
+def follows(name: str, owner: str, *, has_program: bool = False) -> bool:
     """Whether an orchestrator is the successor of another that had the same code: by what their names say.
 
-    It has the other's name; or both names were generated, from the same host and the same script.
+    It has the other's name; or both names were generated, from the same host and the same script. `has_program`: it has
+    other versions of the program in question, so that a script without a name of its own will do.
     """
     if name == owner:
         return True
     made, before = name.split(":"), owner.split(":")
-    return len(made) == len(before) == 3 and made[:2] == before[:2] and made[1] not in _ANY_PROGRAM
+    same = len(made) == len(before) == 3 and made[:2] == before[:2]
+    return same and (has_program or made[1] not in _ANY_PROGRAM)
 
 
 class Superseded(Exception):
