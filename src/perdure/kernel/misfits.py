@@ -86,7 +86,7 @@ def check_inbox(state: RunState, wishes: Wishes, *, other_code: bool = False) ->
         return
     other_code = other_code or state.parked is not None
     if not wishes:
-        for op in state.deliverable()[:1]:
+        if (op := state.next_delivery) is not None:
             wait, signal = state.ops[op], state.next_signal(op)
             if wait.reads is not None and signal is not None and (other_code or state.is_inherited(wait)):
                 _decode(wait.reads, signal.payload, op)

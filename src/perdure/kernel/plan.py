@@ -374,8 +374,8 @@ def deliver(state: RunState) -> WaitResolved | None:
     """
     if not state.inbox or state.finished is not None or state.parked is not None:
         return None
-    ready = state.deliverable()
-    return WaitResolved(ready[0], "signal") if ready else None
+    op = state.next_delivery
+    return None if op is None else WaitResolved(op, "signal")
 
 
 def _cancel(state: RunState, op: str, reason: str, result: Plan, *, retired: bool = False) -> None:

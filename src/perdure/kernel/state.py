@@ -53,8 +53,9 @@ What couples them:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -545,9 +546,15 @@ class RunState:
         if op is not None and op.kind == "approval":
             self.approvals -= 1
         if op is not None and op.kind == "signal":
-            self.waits[op.name].remove(event.op)
+            waits = self.waits[op.name]
+            waits.remove(event.op)
+            if not waits:
+                del self.waits[op.name]
             if event.by == "signal":
-                self.inbox[op.name].popleft()
+                signals = self.inbox[op.name]
+                signals.popleft()
+                if not signals:
+                    del self.inbox[op.name]
                 if self.inherited.get(op.name):
                     self.inherited[op.name] -= 1
         if op is not None and op.kind == "lock":
@@ -561,13 +568,15 @@ class RunState:
             self.answers[event.answer_id] = event.op
         self.has_external_event = event.is_answer or event.is_rejection
 
-    def deliverable(self) -> list[str]:
+    def deliverable(self) -> Iterator[str]:
         """The waits with a received signal, in the order of the waits."""
-        found = []
         for name, signals in self.inbox.items():
-            if signals and self.waits.get(name):
-                found += list(self.waits[name])[: len(signals)]
-        return found
+            yield from islice(self.waits.get(name, ()), len(signals))
+
+    @property
+    def next_delivery(self) -> str | None:
+        """The wait that gets a signal next; None if no signal can be delivered."""
+        return next(self.deliverable(), None)
 
     def next_signal(self, op: str) -> SignalReceived | None:
         """The signal that an open wait would consume."""

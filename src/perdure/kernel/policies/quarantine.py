@@ -58,7 +58,7 @@ def only_waits(state: RunState, now: float) -> bool:
     The journal was written after the body had become idle, so replay leaves it idle too.
     """
     busy = state.running or state.held or len(state.ops) == len(state.children)
-    unprocessed = state.has_external_event or state.cancel_requested is not None or state.deliverable()
+    unprocessed = state.has_external_event or state.cancel_requested is not None or state.next_delivery
     due = state.wake_at is not None and state.wake_at <= now
     return not (busy or unprocessed or due)
 

@@ -27,7 +27,7 @@ def at_rest(state: RunState, chunks: Sequence[RunState] = ()) -> bool:
     under_way = [one for one in chunks if one.started is not None and one.started.id in own.values()]
     return (
         bool(under_way or questions(state))
-        and not state.deliverable()
+        and state.next_delivery is None
         and all(op.kind in ASKED or op.kind == "child" or path in own for path, op in state.ops.items())
         and len(under_way) == len(own)
         and all(one.finished is None and at_rest(one, chunks) for one in under_way)
