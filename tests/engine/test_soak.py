@@ -233,8 +233,9 @@ def soak(store: str, moments: Sequence[float]) -> None:
     grown = {kind: n - first.kinds[kind] for kind, n in last.kinds.items() if n - first.kinds[kind] > 50}
     assert last.objects < first.objects + MORE, f"memory grows: {grown}\n{figures}"
     assert last.blocks < first.blocks + 5 * MORE, f"memory grows: {figures}"
+    # A few more are under way where the machine is busy; one that is left by each run would be twenty.
     for what in ("tasks", "timers", "files"):
-        assert getattr(last, what) <= getattr(first, what) + 3, f"{what} grow: {figures}"
+        assert getattr(last, what) <= getattr(first, what) + 10, f"{what} grow: {figures}"
     assert last.runs < first.runs * 1.1 + 20, f"runs are not pruned: {figures}"
     assert last.longest <= LONGEST, f"a journal grows: {figures}"
     assert last.largest <= first.largest * 1.5 + 1_000, f"a journal grows: {figures}"
