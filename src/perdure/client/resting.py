@@ -103,7 +103,7 @@ class Rest:
         """The state of a run as soon as it rests, with that of its chunks."""
         state = RunState(run_id)
         followers, reader = self._base.followers, ChunkReader(self._base.store)
-        # Chunks that ask nobody do not come to rest before they end.
+        # Chunks without questions do not come to rest before they end.
         asks = self._program is None or self._program.asks
         with followers.follow(run_id, status_only=True) as follower:
             while True:
