@@ -43,3 +43,40 @@ def test_run_graph_and_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "a" in capsys.readouterr().out
     assert main(["flow", "schema"]) == 0
     assert "steps" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_tests_in_a_file_are_run_with_mocks_and_without_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tested.yaml"
+    file.write_text("""
+perdure: 1
+name: tested
+inputs: {n: integer}
+steps:
+  - {id: get, use: http, with: {url: "https://example.com/${{ input.n }}"}}
+  - {id: nap, use: sleep, with: {for: 900d}, after: [get]}
+  - {id: list, map: {over: "${{ steps.get.body }}"}, use: shell, with: {argv: ["false", "${{ item }}"]}}
+  - {id: ask, use: approval, when: "${{ input.n > 5 }}", after: [nap]}
+  - {id: wrong, use: value, with: "${{ steps.get.bdy }}", when: "${{ input.n == 3 }}"}
+output: ["${{ steps.list }}", "${{ steps.ask | default('none') }}"]
+tests:
+  - {name: a, input: {n: 1}, mock: {get: {body: [1]}, list: [a]}, expect: {output: [[a], none], skipped: [ask, wrong]}}
+  - {name: b, input: {n: 6}, mock: {get: {body: []}}, expect: {status: waiting}}
+  - {name: c, input: {n: 6}, mock: {get: {body: []}, ask: yes please}, expect: {output: [[], yes please]}}
+  - {name: d, input: {n: 3}, mock: {get: {body: []}}, expect: {error: "did you mean 'body'?"}}
+  - {name: e, input: {n: x}, expect: {}}
+  - {name: f, input: {n: 1}, mock: {get: {body: []}}, expect: {status: failed, skipped: []}}
+""")
+    assert main(["flow", "test", str(file), "--json"]) == 1
+    outcomes = {one["name"]: one["flaws"] for one in json.loads(capsys.readouterr().out)["tests"]}
+    assert [name for name, flaws in outcomes.items() if not flaws] == ["a", "b", "c", "d"]
+    assert "the input does not fit" in outcomes["e"][0]
+    assert outcomes["f"] == [
+        "it succeeded, and failed was expected",
+        'skipped are ["ask","wrong"], and [] were expected',
+    ]
+    file.write_text(RIGHT + "tests: [{name: a, mock: {b: 1}, expect: {stats: x, skipped: [c]}}]\n")
+    assert main(["flow", "check", str(file)]) == 2
+    found = [line.split(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["F012", "F005", "F012"]

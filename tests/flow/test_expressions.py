@@ -101,6 +101,8 @@ def test_what_is_no_expression_is_refused_before_it_is_evaluated(text: str, code
         "1 / 0",
         "1e999",
         "range | first",
+        "[1] | join({'a': 1})",
+        "[1] | replace('a', 'b')",
     ],
 )
 def test_an_expression_makes_nothing_large_of_something_small(text: str) -> None:

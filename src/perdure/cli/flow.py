@@ -1,7 +1,8 @@
-"""`perdure flow`: check flows, run them, draw them."""
+"""`perdure flow`: check flows, run them, test them, draw them."""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 from perdure.flow import flow_schema, load_flow
 
-app = App(name="flow", help="Check flows, run them and draw them.")
+app = App(name="flow", help="Check flows, run them, test them and draw them.")
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
 
@@ -66,7 +67,33 @@ def run(
     return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {})
 
 
-@app.command(sort_key=3)
+@app.command(name="test", sort_key=3)
+def run_cases(
+    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
+    /,
+    *,
+    json: AsJson = False,
+) -> int:
+    """Run the tests in flows, with the results that they give to steps, and without waiting for sleeps.
+
+    Ends with 0 when all are as expected, and with 1 otherwise.
+    """
+    from perdure.testing.flows import run_tests
+
+    outcomes = [outcome for file in files for outcome in asyncio.run(run_tests(file, settings().flows or Flows()))]
+    failed = sum(1 for outcome in outcomes if outcome.flaws)
+    if json:
+        write_json({"tests": outcomes, "failed": failed})
+    else:
+        for outcome in outcomes:
+            print(clean(f"{'FAILED' if outcome.flaws else 'ok'}  {outcome.where} {outcome.name}"))
+            for flaw in outcome.flaws:
+                print(clean(f"  {flaw}"))
+        note(f"{len(outcomes)} tests, {failed or 'none'} failed")
+    return Exit.FAILED if failed else Exit.OK
+
+
+@app.command(sort_key=4)
 def graph(
     file: File,
     /,
@@ -78,7 +105,7 @@ def graph(
     print(_load(file).diagram(format=format, depth=depth), end="")
 
 
-@app.command(sort_key=4)
+@app.command(sort_key=5)
 def schema() -> None:
     """Print the JSON Schema of flows, for editors."""
     write_json(flow_schema())

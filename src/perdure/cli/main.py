@@ -50,7 +50,10 @@ COMMANDS = {
     "upgrade-check": ("perdure.cli.upgrade:upgrade_check", "Tell whether open runs fit the code of a module."),
     "check": ("perdure.cli.check:check", "Look for what a workflow body must not do."),
     "graph": ("perdure.cli.graph:app", "Draw graphs: show."),
-    "flow": ("perdure.cli.flow:app", "Check flows, run them and draw them: check, run, graph, schema."),
+    "flow": (
+        "perdure.cli.flow:app",
+        "Check flows, run them, test them and draw them: check, run, test, graph, schema.",
+    ),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),
     "rebuild": ("perdure.cli.upkeep:rebuild", "Compute what is known about runs from their journals anew."),
     "backup": ("perdure.cli.backup:backup", "Copy an SQLite store while engines work on it."),

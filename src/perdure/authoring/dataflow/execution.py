@@ -368,11 +368,14 @@ class DataflowExecution:
         if self._lost:
             self._lost.clear()
             self._missing = -1
-        failed = None
-        arguments: dict[str, Value] | None = None
-        condition: dict[str, Value] | None = None
+        wrong = failed = None
+        arguments: dict[str, Value] | None = {}
+        condition: dict[str, Value] | None = {}
         try:
             arguments = self._gather(node.arguments)
+        except ExpressionFailed as error:
+            wrong = error  # it matters only if the condition holds
+        try:
             condition = None if node.when is None else self._gather(node.when.arguments)
         except ExpressionFailed as error:
             failed = error
@@ -392,6 +395,9 @@ class DataflowExecution:
             self._not_run(number, op, SKIPPED, self._missing, self._why_missing(self._missing))
             return
         if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
+            return
+        if wrong is not None:
+            self._failed(number, describe(wrong, self._codec))
             return
         if node.kind == "gate":
             self._decide(number, node, op, arguments)

@@ -157,12 +157,14 @@ class Expression:
                 if lacking:
                     raise Unset(lacking[0])
                 raise Failed("it has no value: a key or a position in it does not exist")
+        except (Unset, Failed):
+            raise
         except errors as error:
             found = re.search(r"`?\b_([0-9]+)\b[^`]*`? is undefined", getattr(error, "detail", "") or "")
             if found is not None and values[int(found[1])] is UNSET:
                 raise Unset(int(found[1])) from None
             raise Failed(self._explained(error)) from None
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except Exception as error:  # of a filter of our own
             raise Failed(str(error)) from None
         return str(result) if isinstance(result, str) and type(result) is not str else result
 
@@ -399,6 +401,12 @@ def _check_size(size: int) -> None:
         raise ValueError(f"a text of it is larger than {MOST_RESULT:,} characters")
 
 
+def _check_text(name: str, *values: Any) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} takes text, and not {value!r:.40}")
+
+
 def _range(start: int, stop: int | None = None, step: int = 1) -> list[int]:
     found = range(start) if stop is None else range(start, stop, step)
     if len(found) > MOST_RANGE:
@@ -407,12 +415,14 @@ def _range(start: int, stop: int | None = None, step: int = 1) -> list[int]:
 
 
 def _join(values: Any, by: str = "") -> str:
+    _check_text("join", by)
     texts = [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in values]
     _check_size(sum(map(len, texts)) + len(by) * len(texts))
     return by.join(texts)
 
 
 def _replace(value: str, old: str, new: str) -> str:
+    _check_text("replace", value, old, new)
     if not old:
         raise ValueError("replace('', ...) replaces nothing")
     _check_size(len(value) + value.count(old) * len(new))

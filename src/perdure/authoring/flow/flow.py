@@ -59,6 +59,7 @@ class Flow(DataflowProgram):
         self.definition = msgspec.json.encode({**definition.canonical, "": inner}, order="sorted")
         self.version = sha256(self.definition).hexdigest()[:16]
         self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
+        self.tests = definition.tests
         self.returns = Result()
         self.decides = self.rests = True
         self.dataflow = Dependence(self.plan)
@@ -181,10 +182,18 @@ class Flow(DataflowProgram):
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
 
 
-def load(path: str, allowed: Flows, components: Mapping[str, Callable[..., Any]]) -> Flow:
-    """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read."""
+def load(
+    path: str,
+    allowed: Flows,
+    components: Mapping[str, Callable[..., Any]],
+    mocks: Mapping[str, Any] | None = None,
+) -> Flow:
+    """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read.
+
+    `mocks`: for a test, the results of steps that are not executed.
+    """
     root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    return _Loader(allowed, components, root).load(path, os.path.realpath(path))
+    return _Loader(allowed, components, root).load(path, os.path.realpath(path), mocks)
 
 
 class _Loader:
@@ -194,7 +203,7 @@ class _Loader:
         self._allowed, self._components, self._root = allowed, components, root
         self._loaded: dict[str, Flow | None] = {}
 
-    def load(self, shown: str, file: str) -> Flow:
+    def load(self, shown: str, file: str, mocks: Mapping[str, Any] | None = None) -> Flow:
         """The flow in a file, which errors show under the name that it was given by."""
         problems = Problems(os.path.normpath(shown))
         if file in self._loaded:
@@ -213,7 +222,10 @@ class _Loader:
             found = Flow(
                 definition,
                 Compiler(
-                    definition, Components(self._allowed, self._components, folder, self._root, self.load), problems
+                    definition,
+                    Components(self._allowed, self._components, folder, self._root, self.load),
+                    problems,
+                    mocks,
                 ),
                 problems.file,
                 problems,

@@ -75,6 +75,16 @@ class StepDef(msgspec.Struct, frozen=True):
     map: MapDef | None
 
 
+class CaseDef(msgspec.Struct, frozen=True):
+    """A case: the inputs, the results of steps that are not executed, and what is expected of the run."""
+
+    name: str
+    where: str
+    input: dict[str, Any]
+    mock: dict[str, Any]
+    expect: dict[str, Any]
+
+
 class FlowDef(msgspec.Struct, frozen=True):
     """A flow, as it is written."""
 
@@ -87,6 +97,7 @@ class FlowDef(msgspec.Struct, frozen=True):
     # The ids of all steps, also of those that are wrong.
     ids: dict[str, Mark]
     output: Item | None
+    tests: tuple[CaseDef, ...]
     on_failure: Literal["stop", "continue"]
     # The tree without places, descriptions and what does not matter for a run.
     canonical: dict[str, Any]
@@ -102,6 +113,7 @@ FLOW_KEYS = {
     "schemas": "JSON Schemas that others refer to, as {$ref: '#/schemas/NAME'}.",
     "steps": "What is done. A step runs when all that it refers to has ended.",
     "output": "The result of a run.",
+    "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
     "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
 }
 STEP_KEYS = {
@@ -121,7 +133,11 @@ STEP_KEYS = {
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")
-_LEFT_OUT = frozenset({"description"})
+TEST_KEYS = ("name", "input", "mock", "expect")
+EXPECT_KEYS = ("status", "output", "skipped", "error")
+STATUSES = ("succeeded", "failed", "waiting")
+# What makes no difference to a run.
+_LEFT_OUT = frozenset({"description", "tests"})
 
 
 def read_flow(root: Item, problems: Problems) -> FlowDef:
@@ -162,6 +178,7 @@ class _Reader:
             self._steps(root),
             self._ids,
             root.value.get("output"),
+            self._get(root, "tests", self._tests) or (),
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
             _canonical(root.plain()),
         )
@@ -324,6 +341,35 @@ class _Reader:
     def _value_in(self, item: Item, what: str) -> Item | None:
         found: Item | None = item.value.get("value") if self._keys(item, ("value",), what, ("value",)) else None
         return found
+
+    def _tests(self, item: Item) -> tuple[CaseDef, ...]:
+        if not isinstance(item.value, list):
+            self._problems.add(item.mark, "F002", f"tests is a list, each with a name; this is {kind_of(item)}")
+            return ()
+        return tuple(test for one in item.value if (test := self._test(one)) is not None)
+
+    def _test(self, item: Item) -> CaseDef | None:
+        if not self._is_object(item, "a test") or not self._keys(item, TEST_KEYS, "a test", ("name", "expect")):
+            return None
+        name = self._get(item, "name", self._text)
+        given = {key: item.value.get(key, Item({}, item.mark)) for key in ("input", "mock", "expect")}
+        wrong = [key for key, one in given.items() if not self._is_object(one, f"{key} of a test")]
+        if wrong:
+            return None
+        for id in given["mock"].value:
+            if id not in self._ids:
+                hint = did_you_mean(id, self._ids)
+                self._problems.add(given["mock"].keys[id], "F012", f"unknown step {id!r} in mock; {hint}")
+        expect = given["expect"]
+        self._keys(expect, EXPECT_KEYS, "expect")
+        self._get(expect, "status", lambda one: self._one_of(one, STATUSES))
+        self._get(expect, "error", self._text)
+        for id, mark in self._get(expect, "skipped", self._names) or ():
+            if id not in self._ids:
+                self._problems.add(mark, "F012", f"unknown step {id!r} in skipped; {did_you_mean(id, self._ids)}")
+        where = f"{self._problems.file}:{item.mark.line}:{item.mark.column}"
+        plain = {key: one.plain() for key, one in given.items()}
+        return None if name is None else CaseDef(name, where, **plain)
 
     # --- kinds of values --------------------------------------------------------------------------------------------
 
@@ -506,6 +552,13 @@ def schema() -> dict[str, Any]:
         "map": _object(mapped, ("over",)),
         "description": text,
     }
+    expect: dict[str, Any] = {"status": {"enum": list(STATUSES)}, "output": {}, "skipped": ids, "error": text}
+    test: dict[str, Any] = {
+        "name": text,
+        "input": {"type": "object"},
+        "mock": {"type": "object"},
+        "expect": _object(expect),
+    }
     flow: dict[str, Any] = {
         "perdure": {"const": VERSION},
         "name": {"type": "string", "pattern": f"^{_PROGRAM.pattern}$", "maxLength": 100},
@@ -524,6 +577,7 @@ def schema() -> dict[str, Any]:
         "schemas": {"type": "object"},
         "steps": {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)},
         "output": {},
+        "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
         "on_failure": {"enum": ["stop", "continue"]},
     }
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A flow of perdure"}
