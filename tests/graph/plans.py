@@ -19,11 +19,11 @@ class Boom(Exception):
     """What a node raises that fails."""
 
 
-def build(plan: Plan, name: str = "model") -> Graph[..., Any]:
-    """The graph that a plan describes."""
+def build(plan: Plan, name: str = "model", chunk: int = 500) -> Graph[..., Any]:
+    """The graph that a plan describes; its maps have chunks of so many items."""
     output: Any = plan.output
     return Graph(
-        [_node(spec) for spec in plan.nodes],
+        [_node(spec, chunk) for spec in plan.nodes],
         name=name,
         loops=plan.loops,
         max_rounds=plan.max_rounds,
@@ -32,7 +32,7 @@ def build(plan: Plan, name: str = "model") -> Graph[..., Any]:
     )
 
 
-def _node(spec: Spec) -> Any:
+def _node(spec: Spec, chunk: int) -> Any:
     options: dict[str, Any] = {}
     if spec.after:
         options["after"] = list(spec.after)
@@ -49,11 +49,11 @@ def _node(spec: Spec) -> Any:
         ask = _function(spec.name, spec.takes, lambda given: given)
         return interrupt(answer=int, **options)(ask)
     if spec.inner is not None:
-        made = node(build(spec.inner, spec.name), name=spec.name, **options)
+        made = node(build(spec.inner, spec.name, chunk), name=spec.name, **options)
     else:
         outputs = spec.outputs[0] if len(spec.outputs) == 1 else spec.outputs or None
         made = node(_step(spec), name=spec.name, outputs=outputs, **options)
-    return made.map_over(*spec.over, on_error=spec.on_error) if spec.over else made
+    return made.map_over(*spec.over, on_error=spec.on_error, chunk=chunk) if spec.over else made
 
 
 def _renamed(take: Take) -> bool:

@@ -140,7 +140,40 @@ def survives_every_crash(plan: Plan, seed: int) -> None:
             check(outcomes(plan, seed, (Crash(number, side),)), plan, expected)
 
 
+def in_chunks(plan: Plan, seed: int, crashes: tuple[Crash, ...] = (), **options: Any) -> Report:
+    """Run a graph whose maps are in chunks of one item, and compare what came of it with what should have."""
+    graph, expected = build(plan, chunk=1), Expected(plan, INPUTS)
+    faults = options.pop("faults", Faults(durations=(0.0, 0.0, 0.01, 0.1)))
+    used = {name: value for name, value in INPUTS.items() if name in {**graph.inputs.required, **graph.inputs.optional}}
+    report = Simulation(seed, faults=faults).run(
+        graph(**used), programs=[graph], crashes=crashes, limit=LIMIT, limits=LIMITS, **options
+    )
+    result = report.results["run-0"]
+    if expected.failed:
+        assert result.status is RunStatus.FAILED, result
+    else:
+        assert result.status is RunStatus.COMPLETED, result
+        assert result.output is not None
+        assert dict(result.output) == expected.outputs()
+    return report
+
+
 seeds = st.integers(0, 1 << 32)
+
+
+@search(8)
+@given(plans("blobs", "failures", "maps", size=8), seeds)
+def test_any_map_in_chunks_gives_what_one_map_gives(plan: Plan, seed: int) -> None:
+    in_chunks(plan, seed)
+    in_chunks(plan, seed, faults=STORMY, engines=2)
+
+
+@search(2)
+@given(plans("blobs", "failures", "maps", size=5), seeds)
+def test_any_map_in_chunks_goes_on_after_a_crash_at_any_append(plan: Plan, seed: int) -> None:
+    for number in range(in_chunks(plan, seed).appends):
+        for side in ("before", "after"):
+            in_chunks(plan, seed, (Crash(number, side),))
 
 
 @search(3)
