@@ -190,8 +190,8 @@ class Replay:
         self.held: OrderedDict[str, RunStep] = OrderedDict()
         # Commands with a value that may have to be offloaded, in order.
         self.bulky: dict[str, None] = {}
-        # Steps that have not begun, and whose arguments are in blobs in part.
-        self.referring: dict[str, None] = {}
+        # Whether there have been steps whose arguments are in blobs in part.
+        self.referring = False
         # Blobs that executions need, each with the op paths of the children that do; empty for the root.
         self.wanted: dict[str, list[str]] = {}
         # The commands of open steps: a later attempt needs them again.
@@ -212,7 +212,7 @@ class Replay:
         # to. What was asked for before them begins before them, if the journal ends there: one of them may have been
         # large, and none was planned until it was offloaded.
         self._planned = False
-        self._amid: set[str] = set()
+        self._amid: set[str] | None = None
         # The number of the last event that began an op, and the highest under which one that has begun was asked for.
         self._last_begun = self._last_asked = -1
         # How many outcomes the program has got; while a whole journal is folded, how many it had when each op began.
@@ -315,7 +315,6 @@ class Replay:
             self.wishes.clear()
             self.held.clear()
             self.bulky.clear()
-            self.referring.clear()
             self.wanted.clear()
             self.open_steps.clear()
             self._close_children()
@@ -343,7 +342,7 @@ class Replay:
         if self._given_up:
             self._diverge(given_up_op(next(iter(self._given_up.values()))[0]))
         self._check_order()
-        self._issued, self._begun = None, {}
+        self._issued, self._begun, self._amid = None, {}, None
 
     def give(self, blob: str, value: Raw, at: float) -> None:
         """Hand a value from a blob to the executions that need it."""
@@ -359,7 +358,6 @@ class Replay:
             command = commands.get(op)
             if isinstance(command, RunStep) and command.references:
                 commands[op] = loaded_call(command, values)
-                self.referring.pop(op, None)
                 if command.spec.queue or command.spec.record_inputs:
                     self.bulky[op] = None
 
@@ -467,7 +465,7 @@ class Replay:
                 if command.spec.queue or command.spec.record_inputs:
                     self.bulky[command.op] = None
                 if command.references:
-                    self.referring[command.op] = None
+                    self.referring = True
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])
             wishes[command.op] = command
@@ -479,7 +477,6 @@ class Replay:
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if wished is not None:
             self.bulky.pop(command.op, None)
-            self.referring.pop(command.op, None)
             self._forget(command.op)
         if self._issued is not None and wished is not None:
             number, local = self._issued.get(command.op, (self.state.next_seq, False))
@@ -575,7 +572,6 @@ class Replay:
                 self.wishes.pop(op, None)
                 self.wishes.pop(CancelKey(op), None)
                 self.bulky.pop(op, None)
-                self.referring.pop(op, None)
                 self.held.pop(op, None)
                 self.open_steps.pop(op, None)
             left += [op for op in child.asked if op in self._children]
@@ -612,8 +608,6 @@ class Replay:
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]
         self.bulky.pop(event.op, None)
-        if command.references:
-            self.referring.pop(event.op, None)
         if command.spec.queue and event.inputs:
             command = replace(command, inputs_hash=event.inputs)  # as its worker gets it
         self.open_steps[event.op] = command
@@ -637,13 +631,15 @@ class Replay:
         return command
 
     def _note_begun(self, issued: dict[str, tuple[int, bool]], op: str, branches: bool = True) -> None:
-        self._last_asked = max(self._last_asked, issued.get(op, (-1, False))[0])
+        asked = issued.get(op)
+        if asked is not None and asked[0] > self._last_asked:
+            self._last_asked = asked[0]
         if branches:
             self._begun[op] = self._outcomes
 
     def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
         issued[command.op] = self.state.next_seq, _is_local(command)
-        if self._planned:
+        if self._planned and self._amid is not None:
             self._amid.add(command.op)
         if isinstance(command, SetState):
             self._published[command.key] = command.op
@@ -719,7 +715,7 @@ class Replay:
         """Whether a command, made after this many events, would have begun before others that did."""
         if local and (self.state.held or not 0 <= self.state.counted_from < self._last_begun):
             return op in self._uncounted  # else it may wait for a concurrency limit
-        return number <= (self._last_asked if op in self._amid else self._last_begun)
+        return number <= (self._last_asked if self._amid and op in self._amid else self._last_begun)
 
     def _passed_over(self, op: str, number: int, local: bool) -> bool:
         """Whether an op that the program asked for later has begun. Where steps are limited, they come after others."""

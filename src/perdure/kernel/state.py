@@ -576,7 +576,7 @@ class RunState:
     @property
     def next_delivery(self) -> str | None:
         """The wait that gets a signal next; None if no signal can be delivered."""
-        return next(self.deliverable(), None)
+        return next(self.deliverable(), None) if self.inbox else None
 
     def next_signal(self, op: str) -> SignalReceived | None:
         """The signal that an open wait would consume."""

@@ -150,9 +150,9 @@ class DataflowExecution:
         self._open: dict[str, int] = {}
         self._running = 0
         # By blob: outcomes whose values are being loaded, and values that the result needs.
-        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value]] = {}
+        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value]] | None = None
         # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
-        self._passed_on: list[bool] = []
+        self._passed_on: Sequence[bool] = ()
         self._maps: dict[int, ItemMap | ChunkMap] = {}
         # While a turn is prepared: the nodes that had no value for it, and the first whose value is required.
         self._lost: list[int] = []
@@ -184,7 +184,7 @@ class DataflowExecution:
     def loaded(self, blob: str, value: Raw, at: float) -> Sequence[Command]:
         """Take a value that was asked for with LoadValue."""
         commands: list[Command] = []
-        for awaited in self._awaited.pop(blob, ()):
+        for awaited in self._awaited.pop(blob, ()) if self._awaited else ():
             if isinstance(awaited, Value):
                 awaited.data = bytes(value)
             else:
@@ -267,6 +267,8 @@ class DataflowExecution:
         return True
 
     def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value) -> None:
+        if self._awaited is None:
+            self._awaited = {}
         self._awaited.setdefault(blob, []).append(of)
         self._commands.append(LoadValue(op, blob))
 
@@ -531,7 +533,8 @@ class DataflowExecution:
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
         spec = node.spec
         assert spec is not None
-        values, references = list(arguments.values()), tuple[tuple[int, str], ...]()
+        values = list(arguments.values())
+        references: tuple[tuple[int, str], ...] = ()
         if self._passed_on:
             references = tuple([(position, value.blob) for position, value in enumerate(values) if not value.data])
             values = [value if value.data else _NONE for value in values]
@@ -901,7 +904,10 @@ class DataflowExecution:
         elif self._stopping or not self._left[0]:
             if self._failure is None:
                 try:
-                    self._complete()
+                    if self._passed_on:
+                        self._complete()
+                    else:
+                        self._finish(Finish(RunStatus.COMPLETED, self._result()))
                 except ExpressionFailed as error:
                     self._finish(Finish(RunStatus.FAILED, error=describe(error, self._codec)))
             elif not self._running:
@@ -914,9 +920,7 @@ class DataflowExecution:
         self._commands.append(finish)
 
     def _complete(self) -> None:
-        if not self._passed_on:
-            self._finish(Finish(RunStatus.COMPLETED, self._result()))
-            return
+        """End, once the values of the result are there that are in blobs."""
         if self._awaited:
             return
         found = [value for _, source in self._plan.results if (value := self._find(source)) is not None]
