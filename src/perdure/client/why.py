@@ -8,6 +8,7 @@ from datetime import datetime
 
 from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
+from perdure.kernel.chunks import CHUNK
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
@@ -207,6 +208,8 @@ def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
     limit = "" if open_op.due is None else f", at most {_at(open_op.due, now)}"
     if kind == "timer":
         return Why("timer", f"{_at(open_op.due, now) if open_op.due is not None else 'for ever'}{where}", until)
+    if kind == "remote" and open_op.name == CHUNK:
+        return Why("remote", f"for the items of {inside}", until)
     if kind == "remote":
         return Why("remote", f"for step {inside} in queue `{open_op.name}`", until)
     if kind == "approval" and open_op.opened is not None:

@@ -29,6 +29,7 @@ from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, NotDecodable, StoreUnavailable
+from perdure.kernel.chunks import open_chunks
 from perdure.kernel.events import RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.rules import NONE, Rules
 from perdure.kernel.policies.versions import Programs
@@ -289,7 +290,9 @@ class Orchestrator:
                 return
             if state.owner is not None and due is not None and due <= self.clock.now() + self._config.idle:
                 return
-            if state.owner is not None and (state.approvals or any(state.waits.values())) and self.runs.has(driver):
+            # A message often comes soon, and so does the report of a chunk, of which a map has many.
+            soon = state.approvals or any(state.waits.values()) or open_chunks(state)
+            if state.owner is not None and soon and self.runs.has(driver):
                 self.warm.keep(driver)
             else:
                 self._evict_idle(driver)
