@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from perdure.cli.main import main
+from perdure.cli.targets import load
 
 RIGHT = "perdure: 1\nname: right\ninputs: {n: integer}\nsteps: [{id: a, use: value, with: '${{ input.n + 1 }}'}]\n"
 WRONG = "perdure: 1\nname: wrong\nsteps: [{id: a, use: valu, with: yes}]\n"
@@ -80,3 +82,25 @@ tests:
     assert main(["flow", "check", str(file)]) == 2
     found = [line.split(" ")[2] for line in capsys.readouterr().out.splitlines()]
     assert found == ["F012", "F005", "F012"]
+
+
+def test_a_folder_of_flows_is_a_target_and_its_functions_are_found_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    Path("flowfolder.py").write_text("def twice(n: int) -> int:\n    return n * 2\n")
+    Path("perdure.yaml").write_text("flows: {python: [flowfolder]}\n")
+    Path("flows").mkdir()
+    Path("flows/right.yaml").write_text(RIGHT)
+    Path("flows/other.yaml").write_text("not: a flow\n")
+    Path("flows/twice.json").write_text(
+        '{"perdure": 1, "name": "two", "steps": [{"id": "a", "use": "python:flowfolder.twice", "with": {"n": 4}}]}'
+    )
+    assert sorted(load("flows").programs) == ["right.yaml", "twice.json"]
+    assert main(["run", "flows:two"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"a": 8}
+    assert main(["run", "flows/right.yaml", "--input", '{"n": 1}']) == 0
+    Path("empty").mkdir()
+    assert main(["worker", "./empty/"]) == 2
+    assert "is a directory; write file.py:workflow, module:workflow or flow.yaml" in capsys.readouterr().err

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from perdure.authoring.flow.flow import Flow
 from perdure.authoring.graph.diagram import Format
 from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, settings
 from perdure.cli.output import clean, note, write_json
+from perdure.cli.targets import load_flow_file, resolve
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
-from perdure.flow import flow_schema, load_flow
+from perdure.flow import flow_schema
 
 app = App(name="flow", help="Check flows, run them, test them and draw them.")
 
@@ -60,10 +60,8 @@ def run(
     --input: an object with the inputs by name; @file.json reads it from a file, - from stdin.
     """
     from perdure.cli.run import perform
-    from perdure.cli.targets import Target
 
-    flow = _load(file)
-    module = Target(file, {flow.name: flow}, (flow.name,))
+    flow, module = resolve(file)
     return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {})
 
 
@@ -102,7 +100,7 @@ def graph(
     depth: Annotated[int | None, Parameter(help="How many levels of flows in flows are drawn open.")] = None,
 ) -> None:
     """Print a flow as a diagram, for mermaid or Graphviz to lay out."""
-    print(_load(file).diagram(format=format, depth=depth), end="")
+    print(load_flow_file(file).diagram(format=format, depth=depth), end="")
 
 
 @app.command(sort_key=5)
@@ -111,14 +109,9 @@ def schema() -> None:
     write_json(flow_schema())
 
 
-def _load(file: str) -> Flow:
-    allowed = settings().flows or Flows()
-    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell)
-
-
 def _problems(file: str) -> tuple[FlowProblem, ...]:
     try:
-        return _load(file).warnings
+        return load_flow_file(file).warnings
     except FlowInvalid as error:
         return error.problems
 

@@ -1,27 +1,34 @@
-"""Resolve `module:workflow` or `file.py:workflow` to programs. Imports the user's code once."""
+"""Resolve `module:workflow`, `file.py:workflow` or `flow.yaml` to programs. Imports the user's code once."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
+from perdure.cli.options import settings
 from perdure.client.schedules import Schedule
+from perdure.config import Flows
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import TypeCodec
 
+if TYPE_CHECKING:
+    from perdure.authoring.flow.flow import Flow
+
 T = TypeVar("T")
 
-HOW = "write file.py:workflow or module:workflow"
+HOW = "write file.py:workflow, module:workflow or flow.yaml"
+FLOW_FILES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,10 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def load(place: str) -> Target:
-    """Import a file or a module, and find its programs."""
+    """Import a file or a module, and find its programs; or read a flow, or all in a folder."""
+    flows = _flow_files(place)
+    if flows:
+        return _of_flows(place, flows)
     sys.path.insert(0, os.getcwd())
     is_file = place.endswith(".py") or os.sep in place
     module = _import_file(place) if is_file else _import_module(place)
@@ -101,6 +111,37 @@ def load(place: str) -> Target:
         resources if isinstance(resources, Mapping) else None,
         os.path.abspath(getattr(module, "__file__", None) or place),
     )
+
+
+def load_flow_file(file: str) -> Flow:
+    """The flow in a file, which may use what the settings allow. Raises FlowInvalid."""
+    from perdure.flow import load_flow
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as for modules: what is allowed may be here
+    allowed = settings().flows or Flows()
+    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell)
+
+
+def _flow_files(place: str) -> list[str]:
+    """The flow that a target is, or those in a folder that is no package."""
+    if place.endswith(FLOW_FILES):
+        return [place]
+    if not os.path.isdir(place) or os.path.isfile(os.path.join(place, "__init__.py")):
+        return []
+    found = sorted(os.path.join(place, name) for name in os.listdir(place) if name.endswith(FLOW_FILES))
+    return [file for file in found if _is_flow(file)]
+
+
+def _of_flows(place: str, files: Iterable[str]) -> Target:
+    programs: dict[str, Program] = {os.path.basename(file): load_flow_file(file) for file in files}
+    return Target(place, programs, tuple(programs))
+
+
+def _is_flow(file: str) -> bool:
+    """Whether a file says that it is a flow: other YAML may be beside it."""
+    with open(file, encoding="utf-8", errors="replace") as opened:
+        return re.search(r'^\s*\{?\s*"?perdure"?\s*:', opened.read(65536), re.MULTILINE) is not None
 
 
 def _is_program(value: Any) -> bool:
