@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from perdure import FlowInvalid, UsageError
+from perdure.authoring.flow import expressions
 from perdure.authoring.flow.tree import Item, Problems, read
 from perdure.flow import flow_schema, load_flow
 from tests.flow.writing import flow_of, problems_of
@@ -245,3 +247,36 @@ def test_the_hash_is_of_what_a_flow_says_and_not_of_how_it_is_written(tmp_path: 
 def test_a_file_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         load_flow(tmp_path / "none.yaml", python=())
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "steps: [{id: a, use: value, with: '${{ 1 }}'}]"
+    for library in ("yaml", "minijinja"):
+        expressions._environment.cache_clear()
+        expressions._engine.cache_clear()
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, library, None)
+            with pytest.raises(UsageError, match=r"pip install 'perdure\[flow\]'"):
+                flow_of(tmp_path, text)
+    assert flow_of(tmp_path, text).name == "test"
+
+
+def test_components_of_installed_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "flowparts-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: flowparts\nVersion: 1\n")
+    points = "[perdure.components]\ngreet = flowparts:greet\ngone = flowparts:gone\n"
+    (package / "entry_points.txt").write_text(points)
+    (tmp_path / "flowparts.py").write_text("def greet(name: str, *, word: str = 'hi') -> str:\n    return name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert flow_of(tmp_path, "steps: [{id: a, use: greet, with: {name: x}}]").name == "test"
+    found = problems_of(
+        tmp_path, "steps: [{id: a, use: greet, with: {nme: x}}, {id: b, use: gone}, {id: c, use: gret}]"
+    )
+    assert [line.split(" ", 1)[1] for line in found] == [
+        "error F022 greet needs 'name'",
+        "error F022 greet takes no argument 'nme'; did you mean 'name'?",
+        "error F023 the component 'gone' of flowparts:gone cannot be loaded: "
+        "module 'flowparts' has no attribute 'gone'",
+        "error F020 there is no component 'gret'; did you mean 'greet'?",
+    ]

@@ -182,6 +182,14 @@ class _Shown(DataflowExecution):
         else:
             super()._decide(number, node, op, arguments)
 
+    def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+        if self._past.began(op):
+            # A value that was computed had a default, which the structure does not tell.
+            self._status[number], self._open[op] = OPEN, number
+            self._running += self._plan.nodes[number].kind in ("step", "child")
+        else:
+            super()._not_run(number, op, status, by, reason)
+
     def _sleep(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         self._status[number], self._open[op] = OPEN, number
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from perdure.authoring.code.step import Step, step
-from perdure.authoring.flow import http, shell
 from perdure.config import Flows
 from perdure.errors import FlowInvalid
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.program import Program
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "perdure.components"
 
@@ -77,12 +78,18 @@ class Components:
         if use in OWN:
             return OWN[use]
         if use == "http":
-            return made_of(http.component(self._allowed.http), use)
+            from perdure.authoring.flow.http import component
+
+            return made_of(component(self._allowed.http), use)
         if use == "shell" and not self._allowed.shell:
             raise NoComponent("F023", "flows may not run commands here: the settings say `flows: {shell: false}`")
         if use == "shell":
-            return made_of(shell.shell, use)
-        for point in entry_points(group=GROUP, name=use):
+            from perdure.authoring.flow.shell import shell
+
+            return made_of(shell, use)
+        for point in _installed():
+            if point.name != use:
+                continue
             try:
                 return made_of(point.load(), use)
             except (ImportError, AttributeError) as error:
@@ -91,7 +98,7 @@ class Components:
 
     def names(self) -> list[str]:
         """The components that have a name of their own."""
-        return sorted({*self._given, *OWN, "http", "shell", *(point.name for point in entry_points(group=GROUP))})
+        return sorted({*self._given, *OWN, "http", "shell", *(point.name for point in _installed())})
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
@@ -133,6 +140,13 @@ class Components:
             raise NoComponent("F023", f"{path} is no flow:\n  " + str(error).replace("\n", "\n  ")) from None
         except OSError as error:
             raise NoComponent("F023", f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _installed() -> Iterable[EntryPoint]:
+    """The components of installed packages."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
 
 
 def made_of(function: Any, name: str) -> Component:
