@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
@@ -24,11 +25,12 @@ from perdure.kernel.events import (
     blob_of,
     with_value,
 )
-from perdure.kernel.program import ByReference
-from perdure.kernel.replay import Replay
 from perdure.kernel.values.limits import Limits, place
 from perdure.kernel.values.raised import contained
 from perdure.ports.blobs import Blobs
+
+if TYPE_CHECKING:
+    from perdure.kernel.replay import Replay
 
 # The backoff while the store is unavailable.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
@@ -161,6 +163,8 @@ class Survey:
 
     def advance(self) -> None:
         """Go on with the values that were needed, until others are."""
+        from perdure.kernel.program import ByReference  # here: a process that only reads needs no programs
+
         lacking, self.lacking = self.lacking, ()
         try:
             if self._steps is None:

@@ -307,7 +307,9 @@ class Loader:
                     self._programs,
                 )
             state = fold(one.run_id, one.batches)
-            if isinstance(error, UnknownProgram | UnknownVersion) and not isinstance(error, BrokenProgram):
+            if isinstance(error, BrokenProgram) and state.epoch == 0:
+                self._runs.mark_left(one.run_id)  # it waits in its queue for an engine that can load its program
+            elif isinstance(error, UnknownProgram | UnknownVersion) and not isinstance(error, BrokenProgram):
                 self._runs.mark_left(one.run_id)
                 self._lifecycle.spawn(self._leave_or_park(state, error, one))
             else:
