@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from perdure import AnswerRejected, Engine, Recovery, RunStatus, bail, connect, rule, step_context
+from perdure.engine.remote import ChunkRun
 from perdure.graph import Graph, Items, interrupt, node
 from tests.graph.running import run
 
@@ -373,6 +375,15 @@ async def test_items_with_large_results_go_on_in_the_next_engine(tmp_path: Any) 
         found: Any = (await engine.values("r"))["fetch"]
         assert [one[0] async for one in found] == list("012345")
     assert calls == [0, 1, 2, 3, 3, 4, 5]
+
+
+async def test_the_run_of_a_chunk_is_not_kept_in_memory_when_it_has_ended() -> None:
+    graph = pages(chunk=1)
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(n=3), id="r")
+        assert "fetch:0[2-2]" in {step.path for step in await engine.steps("r")}
+        gc.collect()
+        assert not [one for one in gc.get_objects() if isinstance(one, ChunkRun)]
 
 
 async def test_what_decides_in_the_orchestrator_takes_no_long_list() -> None:

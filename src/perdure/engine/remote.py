@@ -233,7 +233,8 @@ class ChunkRun:
 
     def retires(self, op: str) -> bool:
         """Whether a recorded op is that of a node that the graph has retired."""
-        return bool(getattr(self._items, "retires")(op))  # noqa: B009 - an execution need not have it
+        retires = getattr(self._items, "retires", None)
+        return retires is not None and bool(retires(op))
 
     def close(self) -> None:
         """Close the items."""
