@@ -12,6 +12,7 @@ import pytest
 from perdure import AnswerRejected, Engine, Recovery, RunStatus, bail, connect, rule, step_context
 from perdure.engine.remote import ChunkRun
 from perdure.graph import Graph, Items, interrupt, node
+from tests.engine.harness import FakeClock
 from tests.graph.running import run
 
 
@@ -314,13 +315,18 @@ async def test_a_memo_is_by_chunk_and_then_by_item() -> None:
 
 
 async def test_a_deadline_ends_the_chunks_too() -> None:
+    clock, began = FakeClock(), asyncio.Event()
+
     async def fetch(url: int) -> int:
+        began.set()
         await asyncio.Event().wait()
         return url
 
     graph = pages(fetch)
-    async with Engine("memory://", [graph]) as engine:
+    async with Engine("memory://", [graph], clock=clock) as engine:
         handle = await engine.start(graph(n=7), id="r", deadline=0.05)
+        await began.wait()
+        clock.advance(1)
         assert (await handle.outcome()).status is RunStatus.FAILED
         chunk = await engine.get(f"{handle.run_id}/fetch:0[0-1]")
         assert chunk is not None
