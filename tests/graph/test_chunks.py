@@ -494,3 +494,16 @@ async def test_what_a_map_of_many_gives_is_a_list_or_items() -> None:
         assert [len(one) async for one in long] == [100_000] * 30
         values = await engine.values("b")
         assert values["fetch"] == long
+
+
+@pytest.mark.parametrize("any_url", ["sqlite", "postgres"], indirect=True)
+async def test_an_async_node_may_iterate_without_await(any_url: str) -> None:
+    @node
+    async def summed(fetch: Items[int]) -> int:
+        return sum(fetch)
+
+    mapped = node(doubled, name="fetch", inputs={"url": "many"}).map_over("url", chunk=600)
+    graph = Graph([many, mapped, summed], name="g", output=summed)
+    async with Engine(any_url, [graph]) as engine:
+        assert (await engine.run(graph(n=700), id="r")).output == 699 * 700
+        assert not (await engine.prune(3600, grace=0)).blobs
