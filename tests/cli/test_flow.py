@@ -104,3 +104,17 @@ def test_a_folder_of_flows_is_a_target_and_its_functions_are_found_from_here(
     Path("empty").mkdir()
     assert main(["worker", "./empty/"]) == 2
     assert "is a directory; write file.py:workflow, module:workflow or flow.yaml" in capsys.readouterr().err
+
+
+def test_components_are_listed_with_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["components", "ls"]) == 0
+    listed = capsys.readouterr().out
+    assert [name for name in ("approval", "http", "shell", "signal", "sleep", "value") if name not in listed] == []
+    assert main(["components", "show", "shell", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["parameters"][0]["name"] == "argv"
+    assert {one["name"]: one["schema"] for one in shown["parameters"]}["grace"] == {"type": "number"}
+    assert main(["components", "show", "http"]) == 0
+    assert "max_bytes" in capsys.readouterr().out
+    assert main(["components", "show", "shel"]) == 2
+    assert "did you mean 'shell'?" in capsys.readouterr().err

@@ -54,6 +54,7 @@ COMMANDS = {
         "perdure.cli.flow:app",
         "Check flows, run them, test them and draw them: check, run, test, graph, schema.",
     ),
+    "components": ("perdure.cli.components:app", "See what steps of flows can use: ls, show."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),
     "rebuild": ("perdure.cli.upkeep:rebuild", "Compute what is known about runs from their journals anew."),
     "backup": ("perdure.cli.backup:backup", "Copy an SQLite store while engines work on it."),

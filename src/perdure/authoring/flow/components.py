@@ -28,6 +28,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     name: str
     required: bool = True
+    type: Any = Any
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -37,6 +38,8 @@ class Component(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] | None
     spec: StepSpec | None = None
     program: Program | None = None
+    # What it does, in a paragraph.
+    about: str = ""
 
 
 class NoComponent(Exception):
@@ -157,14 +160,15 @@ def made_of(function: Any, name: str) -> Component:
         spec = function.spec if isinstance(function, Step) else step(function).spec
     except TypeError as error:
         raise NoComponent("F023", f"{name} cannot be used: {error}") from None
-    found = []
+    found, about = [], inspect.getdoc(spec.fn) or ""
+    types = {name.lstrip("*="): type for name, type in spec.types}
     for one in inspect.signature(spec.fn).parameters.values():
         if one.kind is one.VAR_KEYWORD:
-            return Component("step", None, spec)
+            return Component("step", None, spec, about=about)
         if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
             raise NoComponent("F023", f"{name} takes {one}, which cannot be given by name")
-        found.append(Parameter(one.name, one.default is one.empty))
-    return Component("step", tuple(found), spec)
+        found.append(Parameter(one.name, one.default is one.empty, types.get(one.name, Any)))
+    return Component("step", tuple(found), spec, about=about)
 
 
 def of_program(program: Program) -> Component:
@@ -178,10 +182,22 @@ def _value(value: Any) -> Any:
 
 
 OWN: Mapping[str, Component] = {
-    "sleep": Component("sleep", (Parameter("for"),)),
-    "signal": Component("signal", (Parameter("name"), Parameter("schema", False))),
-    "approval": Component(
-        "approval", (Parameter("request", False), Parameter("schema", False), Parameter("approvers", False))
+    "sleep": Component("sleep", (Parameter("for"),), about="Wait: `for` is seconds, or a text such as 90m."),
+    "signal": Component(
+        "signal",
+        (Parameter("name", type=str), Parameter("schema", False, dict[str, Any])),
+        about="Wait for a signal of this name; its payload is the result.",
     ),
-    "value": Component("value", None, made_of(_value, "value").spec),
+    "approval": Component(
+        "approval",
+        (
+            Parameter("request", False),
+            Parameter("schema", False, dict[str, Any]),
+            Parameter("approvers", False, list[str]),
+        ),
+        about="Show a person the request, and wait for the answer, which is the result.",
+    ),
+    "value": Component(
+        "value", None, made_of(_value, "value").spec, about="What `with` holds, of whatever type, is the result."
+    ),
 }
