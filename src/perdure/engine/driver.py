@@ -317,7 +317,7 @@ class Driver:
             return
         event = StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
         self._fold(event, event, decoded)
-        self._pump(None)
+        self._pump(None, outcome=True)
 
     def _result_stored(self, call: Call, data: bytes, blob: str | BaseException, decoded: Any = UNDECODED) -> None:
         if self._successor is not None:
@@ -341,12 +341,12 @@ class Driver:
     def _record_offloaded(self, recorded: StepSucceeded, value: Raw, decoded: Any = UNDECODED) -> None:
         self.attempts.large[recorded.op] = value
         self._fold(msgspec.structs.replace(recorded, value=value), recorded, decoded)
-        self._pump(None)
+        self._pump(None, outcome=True)
 
     def _step_failed(self, call: Call, error: BaseException) -> None:
         event = self.attempts.failure(call, error, self.moment())
         self._fold(event, event)
-        self._pump(None)
+        self._pump(None, outcome=True)
 
     def record_handoff(self, call: Call) -> None:
         """Record the outcome of an attempt of the previous driver."""
@@ -389,9 +389,15 @@ class Driver:
         outbox.events.append(recorded)
         self.size += EVENT_BYTES
 
-    def _pump(self, planned: Plan | None) -> None:
+    def _pump(self, planned: Plan | None, *, outcome: bool = False, write: bool = True) -> None:
         """Record what is planned and everything that follows from it, then write it."""
         state = self.state
+        if outcome and self._waits and not (self.replay.wishes or self.replay.wanted or state.inbox):
+            # All it can lead to is room for held steps: they are planned together when the append is taken.
+            self.outbox.unplanned = True
+            self._touch()
+            return
+        self.outbox.unplanned = False
         while True:
             if self._unreadable is not None:
                 self._stop_unreadable()
@@ -444,7 +450,7 @@ class Driver:
             self._note_held(len(wishes) + len(held))
         self._unsaved += 1
         if self._waits:
-            if self.outbox.events:
+            if write and self.outbox.events:
                 self._touch()
             return
         self.outbox.close_batch()
@@ -641,6 +647,8 @@ class Driver:
         """Everything that is not in the store yet, as one append; the Writer asks for it."""
         if self.closed or self.stale:
             return None
+        if self.outbox.unplanned and self.outbox.in_flight is None:
+            self._pump(None, write=False)
         append = self.outbox.next_append(self._fsync)
         self._unsaved = 0
         return append
@@ -733,6 +741,7 @@ class Driver:
         self.attempts.flush_channels()
         self.attempts.cancel_running()
         self.attempts.forget_calls()
+        self.outbox.unplanned = False
         if self.state.finished is None and self.state.owner == owner:
             event = RunReleased(owner)
             self._fold(event, event)

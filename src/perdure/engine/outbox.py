@@ -30,6 +30,7 @@ class Outbox:
         "events",
         "in_flight",
         "starts",
+        "unplanned",
         "wanted",
     )
 
@@ -48,6 +49,8 @@ class Outbox:
         state.changed.clear()
         # The limits of its queue, until the run is admitted.
         self.admit: Queue | None = None
+        # Whether the driver has yet to plan which held steps the last of the events made room for.
+        self.unplanned = False
         # Whether the driver wants this appended, and the writer has not taken it since.
         self.wanted = False
 
