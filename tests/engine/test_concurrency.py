@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from perdure import Engine, Retry, RunHandle, RunStatus, Step, Workflow, step, step_context, wait_signal, workflow
+from perdure.kernel.commands import Command
 from perdure.kernel.events import AttemptFailed, StepsHeld, StepStarted, StepSucceeded, WaitOpened
 from perdure.kernel.ids import op_name
+from perdure.kernel.plan import Plan, plan
+from perdure.kernel.state import RunState
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, left_by_a_crash, replay
 
@@ -90,6 +94,25 @@ async def test_both_limits_hold_together_in_every_mode(durability: str) -> None:
         assert [await h.result(PATIENCE) for h in handles] == [190] * 4
     assert meter.most <= 5
     assert meter.calls == 80
+
+
+@pytest.mark.parametrize("limits", [(5, None), (1000, 5)], ids=["engine", "run"])
+async def test_steps_that_are_held_back_are_planned_together(
+    limits: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+
+    def counted(state: RunState, commands: Sequence[Command], at: float) -> Plan:
+        planned.append(len(commands))
+        return plan(state, commands, at)
+
+    monkeypatch.setattr("perdure.engine.driver.plan", counted)
+    flow = fan_out(Meter(), 20, plain=False)
+    engine_limit, run_limit = limits
+    async with Engine(MemoryStore(), [flow], max_concurrency=engine_limit) as engine:
+        run = await engine.start(flow(), max_concurrency=run_limit)
+        assert await run.result(PATIENCE) == 190
+    assert planned == [5, 5, 5, 5, 1], "as many as have room, each time, and the end"
 
 
 async def test_a_limit_holds_after_a_crash() -> None:

@@ -190,7 +190,7 @@ class Attempts:
         open_op = state.ops.get(op)
         if open_op is not None and open_op.emitted is not None:
             context.emitted = open_op.emitted.copy()
-        return Attempt(runner, call, context, self._variables, owner.attempt_ended)
+        return Attempt(runner, call, context, self._variables, owner)
 
     # --- handed over when the journal has to be read again --------------------------------------------------------
 

@@ -36,9 +36,6 @@ class RoomWaiter(Protocol):
     def room_free(self) -> None: ...
 
 
-Done = Callable[["Attempt", Any, BaseException | None], None]
-
-
 class Attempt:
     """One attempt of a step, from its launch to its outcome."""
 
@@ -50,17 +47,20 @@ class Attempt:
         "began",
         "call",
         "context",
-        "done",
+        "owner",
         "task",
         "variables",
     )
 
-    def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
+    def __init__(
+        self, runner: StepRunner, call: Call, context: StepContext, variables: Context, owner: AttemptOwner
+    ) -> None:
         self._runner = runner
         self.call = call
         self.context = context
         self.variables = variables
-        self.done: Done | None = done
+        # Gets the outcome; None when there is one, or when it no longer counts.
+        self.owner: AttemptOwner | None = owner
         # Its decoded arguments, if prepared before the launch.
         self.arguments: tuple[list[Any], dict[str, Any]] | None = None
         self.task: asyncio.Future[Any] | None = None
@@ -93,12 +93,12 @@ class Attempt:
     def hand_over(self, owner: AttemptOwner) -> None:
         """Another driver takes the attempt over."""
         self.context.owner = owner
-        if self.done is not None:
-            self.done = owner.attempt_ended
+        if self.owner is not None:
+            self.owner = owner
 
     def cancel(self) -> None:
         """Stop the attempt. In a thread it may keep running, but its outcome no longer counts."""
-        self.done = None
+        self.owner = None
         self.context.cancel()
         if self.task is not None:
             self.task.cancel()
@@ -118,12 +118,12 @@ class Attempt:
     def give_up(self, error: Exception | None) -> None:
         """End it now with this error, or with none if its run ends anyway."""
         # At once: a step that ignores its cancellation must not delay the run.
-        done, self.done = self.done, None
+        owner, self.owner = self.owner, None
         self.context.cancel()
         if self.task is not None:
             self.task.cancel()
-        if done is not None and error is not None:
-            done(self, None, error)
+        if owner is not None and error is not None:
+            owner.attempt_ended(self, None, error)
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
         self._runner.release_slot()
@@ -139,9 +139,9 @@ class Attempt:
             error = task.exception()
             if type(error) is Raised:
                 error = error.error
-        done, self.done = self.done, None
-        if done is not None:
-            done(self, None if error is not None else task.result(), error)
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.attempt_ended(self, None if error is not None else task.result(), error)
 
 
 class EveryStepExecutor(Executor):
@@ -227,7 +227,7 @@ class StepRunner:
                 self._deadline.enforce()
                 break
             waiting = self._queue.popleft()
-            if waiting.done is not None:
+            if waiting.owner is not None:
                 self._launch(waiting)
         if self._waiters:
             self.notify_waiters()
@@ -456,9 +456,9 @@ class StepRunner:
 
     def _drop(self, attempt: Attempt) -> None:
         """Leave an attempt that has not begun to the next owner."""
-        done, attempt.done = attempt.done, None
-        if done is not None:
-            done(attempt, None, asyncio.CancelledError())
+        owner, attempt.owner = attempt.owner, None
+        if owner is not None:
+            owner.attempt_ended(attempt, None, asyncio.CancelledError())
 
     def close(self) -> None:
         """Close the pools. Threads that are still busy are left running, and processes are ended."""

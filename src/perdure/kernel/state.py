@@ -124,54 +124,33 @@ class Emitted:
         return copied
 
 
-class OpenOp:
+class OpenOp(msgspec.Struct, eq=False, gc=False):
     """An op that has begun and has no outcome yet."""
 
-    __slots__ = (
-        "allowed",
-        "attempt",
-        "due",
-        "emitted",
-        "error",
-        "failed",
-        "failures",
-        "kind",
-        "name",
-        "opened",
-        "opened_at",
-        "reads",
-        "recorded",
-        "running",
-        "session",
-        "source",
-        "spent",
-    )
-
-    def __init__(self, kind: str, source: str) -> None:
-        self.kind = kind
-        self.source = source
-        self.attempt = 0
-        self.failures = 0
-        # The error of the last attempt, and the limit of attempts, if recorded.
-        self.error: Failure | None = None
-        self.allowed = 0
-        # The failure of the last own attempt, once only the fallback is left.
-        self.failed: Failure | None = None
-        self.running = False
-        self.due: float | None = None
-        self.name = ""
-        self.emitted: Emitted | None = None
-        # For an approval, and a signal of a given type: the WaitOpened, and its time.
-        self.opened: WaitOpened | None = None
-        self.opened_at = 0.0
-        # For a wait: the session of the process that opened it.
-        self.session = ""
-        # In an engine that has the run: how its code decodes what this wait gets. If the code has another type than the
-        # journal, `opened` has the schema of the code's type, and `recorded` that of the journal.
-        self.reads: Callable[[Raw], Any] | None = None
-        self.recorded: Raw | None = None
-        # How many of its events a snapshot leaves out once it has ended.
-        self.spent = 0
+    kind: str
+    source: str
+    attempt: int = 0
+    failures: int = 0
+    # The error of the last attempt, and the limit of attempts, if recorded.
+    error: Failure | None = None
+    allowed: int = 0
+    # The failure of the last own attempt, once only the fallback is left.
+    failed: Failure | None = None
+    running: bool = False
+    due: float | None = None
+    name: str = ""
+    emitted: Emitted | None = None
+    # For an approval, and a signal of a given type: the WaitOpened, and its time.
+    opened: WaitOpened | None = None
+    opened_at: float = 0.0
+    # For a wait: the session of the process that opened it.
+    session: str = ""
+    # In an engine that has the run: how its code decodes what this wait gets. If the code has another type than the
+    # journal, `opened` has the schema of the code's type, and `recorded` that of the journal.
+    reads: Callable[[Raw], Any] | None = None
+    recorded: Raw | None = None
+    # How many of its events a snapshot leaves out once it has ended.
+    spent: int = 0
 
 
 class Child:
