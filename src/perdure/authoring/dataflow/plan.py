@@ -32,20 +32,20 @@ Path: TypeAlias = tuple[str | int, ...]
 # --- where an argument comes from -----------------------------------------------------------------------------------
 
 
-class Input(msgspec.Struct, frozen=True):
+class Input(msgspec.Struct, frozen=True, gc=False):
     """A value of the run's input."""
 
     name: str
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """The value of another node, or a part of it."""
 
     node: int
     path: Path = ()
 
 
-class Carried(msgspec.Struct, frozen=True):
+class Carried(msgspec.Struct, frozen=True, gc=False):
     """The value that the last round of a loop left for the next one; none in the first round."""
 
     slot: int
@@ -57,13 +57,13 @@ class Const(msgspec.Struct, frozen=True):
     value: Any
 
 
-class Collect(msgspec.Struct, frozen=True):
+class Collect(msgspec.Struct, frozen=True, gc=False):
     """Several values as one list, in this order; none if one of them is missing."""
 
     parts: tuple[Source, ...]
 
 
-class FirstOf(msgspec.Struct, frozen=True):
+class FirstOf(msgspec.Struct, frozen=True, gc=False):
     """The first of several values that exists."""
 
     parts: tuple[Source, ...]

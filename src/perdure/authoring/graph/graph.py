@@ -167,7 +167,8 @@ class Graph(DataflowProgram, Generic[P, R]):
         self.defined: Defined = Defined((frame.f_globals.get("__name__", ""), name), where, next(_NUMBERS))
         self.__name__ = self.__qualname__ = name
         self._members = tuple(_member(one) for one in _listed("nodes", nodes))
-        self._drafts = _drafts(self._members, frame)
+        # The names of the nodes, if they are a part of another graph.
+        self._kept: set[str] | None = None
         self._output = output
         # What callers name inputs and values, where that differs from what the nodes do.
         self._input_names: dict[str, str] = {}
@@ -184,15 +185,21 @@ class Graph(DataflowProgram, Generic[P, R]):
             fits=fits,
             **_results(output),
         )
+        drafts = self._drafts()
         for former, now in self._options.renamed.items():
-            if not isinstance(now, str) or now not in {draft.node.name for draft in self._drafts}:
-                hint = did_you_mean(str(now), (draft.node.name for draft in self._drafts))
+            if not isinstance(now, str) or now not in {draft.node.name for draft in drafts}:
+                hint = did_you_mean(str(now), (draft.node.name for draft in drafts))
                 raise GraphInvalid([GraphProblem(where, f"renamed={{{former!r}: {now!r}}} names no node; {hint}")])
-        self._build()
+        self._build(drafts)
 
-    def _build(self) -> None:
+    def _drafts(self) -> tuple[Draft, ...]:
+        """Its nodes, to be wired. Not kept: of a large graph they are most of the objects, and its runs need none."""
+        drafts = _drafts(self._members, self._options.where)
+        return drafts if self._kept is None else tuple(_without(draft, self._kept) for draft in drafts)
+
+    def _build(self, drafts: tuple[Draft, ...]) -> None:
         self.__dict__.pop("structure", None)
-        built = build(self._drafts, self._options)
+        built = build(drafts, self._options)
         self._built: Built = built
         self.plan: Plan = built.plan
         values = {self._output_names.get(name, name): type for name, type in built.values.items()}
@@ -210,11 +217,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         self.plan = _ruled(self.plan, self.rules)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
         # Inputs that answer questions before they are asked.
-        self.answers = {
-            draft.node.outputs[0]: draft.node.question.answer
-            for draft in self._drafts
-            if draft.node.question is not None
-        }
+        self.answers = {node.outputs[0]: node.question.answer for node in self.plan.nodes if node.question is not None}
         for name, answer in self.answers.items():
             self._needed.setdefault(name, Needed(answer, False))
         self.dataflow = Dependence(self.plan)
@@ -246,7 +249,7 @@ class Graph(DataflowProgram, Generic[P, R]):
     @property
     def nodes(self) -> Mapping[str, Member]:
         """Its nodes and gates by name."""
-        return {draft.node.name: member for draft, member in zip(self._drafts, self._members, strict=True)}
+        return {node.name: member for node, member in zip(self.plan.nodes, self._members, strict=True)}
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -277,7 +280,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         made.defined = Defined((module, f"{place}.{method}"), self.defined.source, next(_NUMBERS))
         for name, value in changes.items():
             setattr(made, name, value)
-        made._build()
+        made._build(made._drafts())
         return made
 
     def bind(self, **values: Any) -> Self:
@@ -291,21 +294,23 @@ class Graph(DataflowProgram, Generic[P, R]):
         inner = {external: internal for internal, external in self._output_names.items()}
         wanted = [inner.get(one, one) for one in map(name_of, names)]
         makers: dict[str, list[str]] = {}
-        for draft in self._drafts:
+        drafts = self._drafts()
+        for draft in drafts:
             for made in draft.makes:
                 makers.setdefault(made.name, []).append(draft.node.name)
         self._refuse_unknown("select", wanted, makers)
-        kept = reached(self._drafts, [maker for name in wanted for maker in makers[name]], behind=False)
+        kept = reached(drafts, [maker for name in wanted for maker in makers[name]], behind=False)
         single = self._options.single and len(wanted) == 1 and wanted == list(self._options.results or ())
         options = msgspec.structs.replace(self._options, results=tuple(wanted), single=single, required=frozenset())
-        return self._narrowed("select", kept, options, None if not single else self._output)
+        return self._narrowed("select", drafts, kept, options, None if not single else self._output)
 
     def with_entrypoint(self, *nodes: Named) -> Self:
         """The part of the graph that begins at these nodes; what they take of nodes before them is an input then."""
         names = [name_of(one) for one in nodes]
-        self._refuse_unknown("with_entrypoint", names, {draft.node.name: None for draft in self._drafts})
-        kept = reached(self._drafts, names, behind=True)
-        return self._narrowed("with_entrypoint", kept, self._options, self._output)
+        drafts = self._drafts()
+        self._refuse_unknown("with_entrypoint", names, {draft.node.name: None for draft in drafts})
+        kept = reached(drafts, names, behind=True)
+        return self._narrowed("with_entrypoint", drafts, kept, self._options, self._output)
 
     def _refuse_unknown(self, method: str, names: Iterable[str], known: Mapping[str, object]) -> None:
         problems = [
@@ -316,15 +321,14 @@ class Graph(DataflowProgram, Generic[P, R]):
         if problems:
             raise GraphInvalid(problems)
 
-    def _narrowed(self, method: str, kept: set[str], options: Options, output: Any) -> Self:
-        pairs = [pair for pair in zip(self._drafts, self._members, strict=True) if pair[0].node.name in kept]
-        drafts = tuple(_without(draft, kept) for draft, _ in pairs)
+    def _narrowed(self, method: str, drafts: Iterable[Draft], kept: set[str], options: Options, output: Any) -> Self:
+        drafts = [draft for draft in drafts if draft.node.name in kept]
         loops = tuple(name for name in options.loops if name in kept)
         taken = {value for draft in drafts for wanted in draft.reads for value in wanted.values}
         bound = {name: value for name, value in options.bound.items() if name in taken}
         options = msgspec.structs.replace(options, loops=loops, bound=bound)
-        members = tuple(member for _, member in pairs)
-        return self._with(method, _drafts=drafts, _members=members, _options=options, _output=output, _given=None)
+        members = tuple(member for name, member in self.nodes.items() if name in kept)
+        return self._with(method, _kept=kept, _members=members, _options=options, _output=output, _given=None)
 
     def rename_inputs(self, **names: str) -> Self:
         """The graph with other names for its inputs: `rename_inputs(query="question")`."""
@@ -529,7 +533,7 @@ def _member(given: Any) -> Member:
     raise WrongValue(f"Graph([...]) takes nodes, steps, gates and programs, and {given!r:.80} is none")
 
 
-def _drafts(members: Iterable[Member], frame: Any) -> tuple[Draft, ...]:
+def _drafts(members: Iterable[Member], where: str) -> tuple[Draft, ...]:
     found = []
     for member in members:
         if isinstance(member, Node | Gate):
@@ -537,7 +541,6 @@ def _drafts(members: Iterable[Member], frame: Any) -> tuple[Draft, ...]:
         elif isinstance(member, Step):
             found.append(Node(member.spec).draft())
         else:
-            where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
             parts = getattr(member, "parts", {})
             found.append(ProgramNode(member, Wiring(member.name), None, where, parts).draft())
     return tuple(found)
