@@ -446,3 +446,45 @@ output: ${{ steps.a | length }}
 """
     flow = flow_of(tmp_path, "inputs: {rows: array}" + text)
     assert (await run(flow, rows=list(range(1200)))).output == 1200
+
+
+async def test_steps_may_be_called_as_other_things_are(tmp_path: Path) -> None:
+    text = """
+inputs: {x: integer}
+variables: {v: 2}
+steps:
+  - {id: input, use: value, with: "${{ input.x }}"}
+  - {id: run, use: value, with: "${{ run.id }}"}
+  - {id: constants, use: value, with: "${{ vars.v }}"}
+  - {id: item, map: {over: [5]}, use: value, with: "${{ item }}"}
+  - {id: x, use: value, with: "${{ input }}"}
+output: ["${{ steps.input }}", "${{ steps.run }}", "${{ steps.constants }}", "${{ steps.item }}", "${{ steps.x }}"]
+"""
+    flow = flow_of(tmp_path, text)
+    assert (await run(flow, x=1)).output == [1, "r", 2, [5], {"x": 1}]
+    assert '["vars"]' in flow.diagram()
+
+
+async def test_another_value_runs_again_what_depends_on_it(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def work(name: str, n: int) -> int:
+        calls.append(name)
+        return n
+
+    text = """
+inputs: {n: integer, m: integer}
+steps:
+  - {id: a, use: work, with: {name: a, n: "${{ input.n }}"}}
+  - {id: b, use: work, with: {name: b, n: "${{ input.m }}"}}
+  - {id: c, use: work, with: {name: c, n: "${{ steps.a + steps.b }}"}}
+output: ${{ steps.c }}
+"""
+    flow = flow_of(tmp_path, text, components={"work": work})
+    async with Engine("memory://", [flow]) as engine:
+        await engine.run(flow(n=1, m=2), id="r")
+        for values, expected, again in (({"n": 5}, 7, ["a", "c"]), ({"a": 9}, 11, ["c"])):
+            calls.clear()
+            handle = await engine.update_state("r", values)
+            assert await handle.result() == expected
+            assert calls == again

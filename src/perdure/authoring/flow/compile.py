@@ -23,8 +23,9 @@ from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, UsageErr
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
 
-# Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself.
-INPUT, INPUTS, CONSTANTS, RUN = "input.", "input", "constants", "run"
+# Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself. No step
+# has a dot in its id.
+INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
 # The step that reads variables of the environment, and its value.
 VARIABLES = "vars"
 ROOTS = ("input", "steps", "vars", "run", "secrets")
@@ -149,7 +150,7 @@ class Compiler:
                     add(mark, "F016", f"{name!r} cannot come after itself")
                 else:
                     before.append(name)
-        if step.use.value.find("${{") >= 0:
+        if "${{" in step.use.value:
             add(step.use.mark, "F014", "use is no place for an expression: which steps there are is known beforehand")
             return None
         try:

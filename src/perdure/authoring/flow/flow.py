@@ -47,6 +47,14 @@ class Result(OwnDecoder):
         return plain_result
 
 
+class FlowDependence(Dependence):
+    """The dependences in a flow, whose inputs have other names in the plan."""
+
+    def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
+        """The ops that depend on an input of the flow."""
+        return super().taking(INPUT + name, ops) | super().taking(INPUTS, ops)
+
+
 class Flow(DataflowProgram):
     """A flow. Call it with its inputs by name, and give that to `start` or `run`; made by `load_flow`."""
 
@@ -62,7 +70,7 @@ class Flow(DataflowProgram):
         self.tests = definition.tests
         self.returns = Result()
         self.decides = self.rests = True
-        self.dataflow = Dependence(self.plan)
+        self.dataflow = FlowDependence(self.plan)
         self.asks = any(
             node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
         )
@@ -92,7 +100,8 @@ class Flow(DataflowProgram):
     @property
     def input_names(self) -> Mapping[str, str]:
         """What callers call inputs."""
-        return {INPUT + name: name for name in self._inputs}
+        others = {INPUTS: "input", CONSTANTS: "vars", RUN: "run"}
+        return {**others, **{INPUT + name: name for name in self._inputs}}
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 
