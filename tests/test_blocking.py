@@ -217,7 +217,7 @@ def test_an_engine_that_cannot_open_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(perdure.PerdureError):
         blocking.Engine(f"sqlite:///{tmp_path}/missing/runs.db").open()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of another test may have ended meanwhile
 
 
 def test_an_engine_can_be_closed_twice_and_opened_again(url: str) -> None:
@@ -227,7 +227,7 @@ def test_an_engine_can_be_closed_twice_and_opened_again(url: str) -> None:
         with engine:
             assert engine.start(doubled(3), id="same").result() == 6
         engine.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of another test may have ended meanwhile
 
 
 def test_a_thread_that_waits_for_a_run_is_told_when_the_engine_is_closed(url: str) -> None:

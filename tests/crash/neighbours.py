@@ -141,7 +141,8 @@ def engine_whose_log_is_removed(db: str, effects: str, acks: str, runs: int, eve
     async def main() -> None:
         async with Engine(f"sqlite:///{db}", [programs.five], name="w") as engine, connect(f"sqlite:///{db}") as client:
             for n in range(runs):
-                if n % every == every - 1:
+                # Not before the last: a process that dies while it saves what a deleted log had leaves half of it.
+                if n % every == every - 1 and n < runs - 2:
                     os.unlink(f"{db}-wal")
                 starting = client if n % 2 else engine
                 handle = await starting.start(programs.five(n, 0.0), id=f"run-{n}")
