@@ -251,7 +251,7 @@ def batches(journal: Iterable[tuple[AnyEvent, float]], cuts: Iterable[int] = ())
 def facts(state: RunState) -> dict[str, Any]:
     """Everything a state says."""
     plain = {name: getattr(state, name) for name in RunState.__slots__ if name not in ("ops", "_wake", "_due")}
-    ops = {op: {name: getattr(one, name) for name in one.__slots__} for op, one in state.ops.items()}
+    ops = {op: {name: getattr(one, name) for name in one.__struct_fields__} for op, one in state.ops.items()}
     derived = {"status": state.status, "wake_at": state.wake_at, "due": state.due(1e12)}
     return plain | derived | {"ops": ops}
 
