@@ -337,8 +337,10 @@ def _something_else(evidence: Evidence, current: OpView) -> str:
     if not source_map.known:
         return _without_source(evidence, current)
     seen = source_map.of(recorded)
-    # A line that the source map does not see, as in a method, is there if the code has come to it before.
-    gone = len(seen) < _lines(evidence) and (bool(seen) or all(_names(op) != _names(recorded) for op in evidence.asked))
+    gone = len(seen) < _lines(evidence)
+    if recorded.kind == "step" and not seen:
+        # A line that the source map does not see, as in a method, is there if the code has come to it before.
+        gone &= all(_names(op) != _names(recorded) for op in evidence.asked)
     if recorded.kind == "lock":
         gone |= not source_map.has_key(recorded)
         if current.path in _under(recorded, recorded_later) or (gone and current.kind != "lock"):
