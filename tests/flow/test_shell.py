@@ -63,7 +63,8 @@ async def test_output_is_kept_up_to_a_limit_and_the_environment_is_not_passed_on
     assert "hidden" not in found["stdout"]
 
 
-async def test_what_ends_the_step_ends_the_command_and_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_what_ends_the_step_ends_the_command_and_what_it_started(tmp_path: Path, begun: bool) -> None:
     pids = tmp_path / "pids"
     code = f"""
 import os, signal, subprocess, sys, time
@@ -74,9 +75,12 @@ os.rename({str(pids)!r} + ".new", {str(pids)!r})
 time.sleep(600)
 """
     task = asyncio.ensure_future(shell([sys.executable, "-c", code], grace=0.05))
+    for _ in range(2):
+        await asyncio.sleep(0)
     while not pids.exists():
         assert not task.done()
-        await asyncio.sleep(0.01)
+        if begun:  # else the event loop has not come to know that the command has begun
+            await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -49,15 +49,18 @@ async def shell(
     folder = cwd or os.getcwd()
     out, err = _Capture(max_output), _Capture(max_output)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=out.end,
-            stderr=err.end,
-            cwd=folder,
-            env=_environment(env or {}),
-            start_new_session=True,
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=out.end,
+                stderr=err.end,
+                cwd=folder,
+                env=_environment(env or {}),
+                start_new_session=True,
+            )
         )
+        process = await _begun(starting, grace)
         out.begin()
         err.begin()
         assert process.stdin is not None
@@ -159,6 +162,16 @@ async def _fed(stream: asyncio.StreamWriter, text: str) -> None:
         stream.write(text.encode())
         await stream.drain()
     stream.close()
+
+
+async def _begun(starting: asyncio.Future[asyncio.subprocess.Process], grace: float) -> asyncio.subprocess.Process:
+    """A command that begins. Where that is cancelled, asyncio would end it alone, and not what it has started."""
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await _end(await starting, grace)
+        raise
 
 
 async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
