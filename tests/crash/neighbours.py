@@ -140,9 +140,10 @@ def engine_whose_log_is_removed(db: str, effects: str, acks: str, runs: int, eve
 
     async def main() -> None:
         async with Engine(f"sqlite:///{db}", [programs.five], name="w") as engine, connect(f"sqlite:///{db}") as client:
-            for n in range(runs):
-                # Not before the last: a process that dies while it saves what a deleted log had leaves half of it.
-                if n % every == every - 1 and n < runs - 2:
+            # Two more runs after the last deletion, by either store: a process that dies while it saves what a deleted
+            # log had leaves half of it.
+            for n in range(runs + 2):
+                if n % every == every - 1 and n < runs:
                     os.unlink(f"{db}-wal")
                 starting = client if n % 2 else engine
                 handle = await starting.start(programs.five(n, 0.0), id=f"run-{n}")

@@ -16,7 +16,7 @@ from tests.simulation.test_promises import LIMIT, LONG, check
 SLOW = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
 LOSSY = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1)
 # How many schedules are tried; `make soak` tries more.
-SCHEDULES, MORE_SCHEDULES = 24, 200
+SCHEDULES, MORE_SCHEDULES = 40, 200
 
 
 @pytest.fixture(autouse=True, params=[SCHEDULES, pytest.param(MORE_SCHEDULES, marks=pytest.mark.soak)])

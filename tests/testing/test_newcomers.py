@@ -33,7 +33,7 @@ async def by_a_helper(items: list[str]) -> list[str]:
 
 @workflow
 async def ship(items: list[str]) -> list[str]:
-    await sleep(timedelta(days=1))
+    await sleep(timedelta(days=2))
     return await by_a_helper(items)
 
 
@@ -55,14 +55,14 @@ def test_virtual_time_knows_children() -> None:
     assert VirtualTime().outcome(ship(["a", "b"])).output == ["box of a", "box of b"]
 
 
-def test_crash_everywhere_handles_a_workflow_that_sleeps_for_a_day() -> None:
+def test_crash_everywhere_handles_a_workflow_that_sleeps_for_days() -> None:
     survived = crash_everywhere(ship(["a", "b"]))
     assert survived.result.output == ["box of a", "box of b"]
     assert survived.crashes >= 3 * (survived.boundaries - 1)
     assert survived.executions["crate:0/pack:0"] == 2
 
 
-def test_the_orders_of_a_workflow_that_sleeps_for_a_day_are_tried() -> None:
+def test_the_orders_of_a_workflow_that_sleeps_for_days_are_tried() -> None:
     assert len(interleavings(ship(["a", "b"]), seeds=10).orders) == 2
 
 
