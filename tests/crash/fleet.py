@@ -140,9 +140,13 @@ def freeze(member: Member | Child, url: str) -> None:
 
 
 def _can_write(path: str) -> bool:
-    """Whether the write lock comes free: the others hold it for moments, the one that stands still for good."""
+    """Whether the write lock comes free: the others hold it for moments, the one that stands still for good.
+
+    It is waited for much shorter than any lease: a member that stood still for its lease and goes on would start its
+    steps again. Where only the others were slow, `freeze` just tries again.
+    """
     database = apsw.Connection(path)
-    database.set_busy_timeout(5000)
+    database.set_busy_timeout(500)
     try:
         database.execute("begin immediate; rollback")
     except apsw.BusyError:
