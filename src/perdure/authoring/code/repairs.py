@@ -6,6 +6,7 @@ back. Whether it works is for the caller to find out, by replaying a journal wit
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copy
@@ -83,7 +84,7 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
         text, line = _text(function), function.__code__.co_firstlineno
         edit = _named(text, line, recorded.name) if function is not found else _decorated(text, line, recorded.queue)
         if edit is not None:
-            edits = [edit, *(_import(text, "step", fn.__globals__) if function is found else ())]
+            edits = [edit, *(_import(parse(text), text, "step", fn.__globals__) if function is found else ())]
             repaired = _rebound(program, fn, fn.__code__, {name: made})
             yield Repair(repaired, what, *_diff(function.__code__.co_filename, text, edits))
 
@@ -149,15 +150,20 @@ def _guards(
     nearest = sorted(hunks, key=lambda hunk: abs(hunk.line + new.line - 1 - line))
     groups = [*([hunk] for hunk in nearest[:4] if len(hunks) > 1), hunks, *larger]
     name = _unused(_slug(divergence), text)
+    try:
+        tree = parse(text)
+    except (SyntaxError, ValueError):  # the file is no longer what was loaded
+        return
+    importing = _import(tree, text, "patched", function.__globals__)
     for group in groups:
         if any(_leaves_unbound(hunk, now) for hunk in group):
             continue
         edits = [edit for hunk in group if (edit := _guard(hunk, old, new, name)) is not None]
         if len(edits) < len(group):
             continue
-        edits += _import(text, "patched", function.__globals__)
+        edits += importing
         path, diff, made = _diff(function.__code__.co_filename, text, edits)
-        repaired = _compiled(program, function, made)
+        repaired = _compiled(program, function, tree, text, edits)
         if repaired is not None:
             yield Repair(repaired, "guard the change, so that runs from before it keep their path", path, diff, made)
 
@@ -361,11 +367,11 @@ def _unused(name: str, text: str) -> str:
     return found
 
 
-def _import(text: str, name: str, globals: dict[str, Any]) -> list[Edit]:
+def _import(tree: ast.Module, text: str, name: str, globals: dict[str, Any]) -> list[Edit]:
     """The import of a name of perdure that a module does not have yet."""
     if name in globals:
         return []
-    imports = [node for node in parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     ours = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == "perdure"]
     lines = text.splitlines()
     if ours and ours[-1].lineno == ours[-1].end_lineno and not lines[ours[-1].lineno - 1].rstrip().endswith(")"):
@@ -378,28 +384,48 @@ def _import(text: str, name: str, globals: dict[str, Any]) -> list[Edit]:
 
 def _diff(file: str, text: str, edits: Sequence[Edit]) -> tuple[str, str, str]:
     """The file, the change of it as a unified diff, and its text afterwards."""
-    lines = text.splitlines()
-    for edit in sorted(edits, key=lambda one: one.first, reverse=True):
-        lines[edit.first - 1 : edit.last] = edit.lines
-    made = "\n".join(lines) + "\n"
+    before = text.splitlines()
+    after = _edited(before, edits)
     name = from_here(file)
-    diff = difflib.unified_diff(text.splitlines(), lines, name, name, n=2, lineterm="")
-    return name, "\n".join(diff), made
+    diff = difflib.unified_diff(before, after, name, name, n=2, lineterm="")
+    return name, "\n".join(diff), "\n".join(after) + "\n"
+
+
+def _edited(lines: Sequence[str], edits: Sequence[Edit]) -> list[str]:
+    made = list(lines)
+    for edit in sorted(edits, key=lambda one: one.first, reverse=True):
+        made[edit.first - 1 : edit.last] = edit.lines
+    return made
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
 
 
-def _compiled(program: Any, function: FunctionType, text: str) -> Program | None:
-    """The program with one function as the text has it; None if it does not compile, or needs other variables."""
+def _compiled(
+    program: Any, function: FunctionType, tree: ast.Module, text: str, edits: Sequence[Edit]
+) -> Program | None:
+    """The program with one function as edited; None if it does not compile, or needs other variables.
+
+    Compiled alone, at the lines that it will have in its file: a file may be long, and repairs many.
+    """
+    code = function.__code__
+    around = next((s for s in tree.body if _first(s) <= code.co_firstlineno <= (s.end_lineno or 0)), None)
+    if around is None:
+        return None
+    start, end = _first(around), around.end_lineno or 0
+    before = [edit for edit in edits if edit.last < start]
+    inside = [edit for edit in edits if edit not in before and edit.first <= end + 1]
+    shift = sum(len(edit.lines) - (edit.last - edit.first + 1) for edit in before)
+    lines = "\n" * (start - 1 + shift) + "\n".join(_edited(text.splitlines()[:end], inside)[start - 1 :]) + "\n"
+    flags = code.co_flags & __future__.annotations.compiler_flag
     try:
-        module = compile(text, function.__code__.co_filename, "exec", dont_inherit=True)
+        module = compile(lines, code.co_filename, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    code = next((one for one in codes_of(module) if one.co_qualname == function.__qualname__), None)
-    if code is None or code.co_freevars != function.__code__.co_freevars:
+    made = next((one for one in codes_of(module) if one.co_qualname == function.__qualname__), None)
+    if made is None or made.co_freevars != code.co_freevars:
         return None
-    return _rebound(program, function, code, {})
+    return _rebound(program, function, made, {})
 
 
 def _patched(id: str) -> bool:
