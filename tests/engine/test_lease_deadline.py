@@ -65,6 +65,22 @@ async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: 
     monkeypatch.undo()
 
 
+async def test_the_usual_clock_of_a_loop_is_not_read_beside_the_time_since_boot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boot = [1000.0]
+    monkeypatch.setattr(lease_deadline, "since_boot", lambda: boot[0])
+    monkeypatch.setattr(lease_deadline, "slept", lambda: 7.0)
+    deadline = LeaseDeadline(asyncio.get_running_loop(), lambda: None)
+    assert not deadline.expired()
+    deadline.extend(1100.0, 1106.0)
+    deadline.cancel()
+    boot[0] = 1106.9
+    assert not deadline.expired()
+    boot[0] = 1107.0
+    assert deadline.expired()
+
+
 def test_suspension_is_measured_where_the_system_can_tell() -> None:
     assert lease_deadline.slept() >= -0.01
 

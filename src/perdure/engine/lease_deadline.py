@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 # Differences below this are not a suspension of the machine: two clocks cannot be read at the same instant.
 INSTANT = 0.1
@@ -22,7 +23,7 @@ class LeaseDeadline:
     says whether there is nothing to stop.
     """
 
-    __slots__ = ("_ends", "_is_idle", "_loop", "_on_expired", "_slept", "_timer", "until")
+    __slots__ = ("_boot_time", "_ends", "_is_idle", "_loop", "_on_expired", "_slept", "_timer", "until")
 
     def __init__(
         self,
@@ -36,6 +37,9 @@ class LeaseDeadline:
         self._ends = math.inf
         # In the time of the loop. A process without a lease has no deadline.
         self.until = math.inf
+        # The time that a suspension does not stop: one reading of it says all, if the loop has the usual clock.
+        usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+        self._boot_time = since_boot if usual else None
 
     def extend(self, until: float, ends: float) -> None:
         """The lease was renewed: act until `until`. The lease itself ends later, so that steps have time to stop."""
@@ -45,6 +49,8 @@ class LeaseDeadline:
 
     def expired(self, moment: float | None = None) -> bool:
         """Whether the deadline, or another moment, has passed; the loop's time stops while the machine is suspended."""
+        if self._boot_time is not None and moment is None:
+            return self._boot_time() - self._slept >= self.until
         suspended = slept() - self._slept
         now = self._loop.time() + suspended if suspended > INSTANT else self._loop.time()
         return now >= (self.until if moment is None else moment)
@@ -70,14 +76,10 @@ class LeaseDeadline:
             self._timer = None
 
 
-if hasattr(time, "CLOCK_BOOTTIME"):
+# None where the system does not know it.
+since_boot = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None
 
-    def slept() -> float:
-        """How long the machine has been suspended since boot, during which the loop's clock stops."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
-else:
-
-    def slept() -> float:
-        """Unknown on this system."""
-        return 0.0
+def slept() -> float:
+    """How long the machine has been suspended since boot, during which the loop's clock stops."""
+    return 0.0 if since_boot is None else since_boot() - time.clock_gettime(time.CLOCK_MONOTONIC)

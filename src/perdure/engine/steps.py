@@ -266,7 +266,8 @@ class StepRunner:
                     work = self._contained(spec.fn, args, kwargs)
                 else:
                     work = self._work(spec, args, kwargs, attempt, context, begun)
-            task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
+            # A name of its own: asyncio would make one up, for each.
+            task: asyncio.Future[Any] = self.loop.create_task(work, name=attempt.call.command.op, context=context)
         except BaseException as error:  # a wrong call, arguments that do not decode, or an error of the engine
             task = self.loop.create_future()
             task.set_exception(contained(error))

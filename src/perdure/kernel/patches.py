@@ -21,6 +21,7 @@ from perdure.kernel.events import (
     StateSet,
     StepFailed,
     StepStarted,
+    StepSucceeded,
     Trait,
     ValueRecorded,
     WaitOpened,
@@ -147,6 +148,15 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
     decided, begun = dict[str, Raw](), set[str]()
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
+            # Most events are one of the first two.
+            if type(event) is StepSucceeded:
+                continue
+            if type(event) is StepStarted:
+                if event.attempt == 1:
+                    last = number
+                if decides or "/" in event.op:
+                    begun.add(event.op)
+                continue
             if commanded(event):
                 last = number
             if (type(event) is ValueRecorded and event.kind == PATCH) or (
@@ -163,7 +173,7 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
                 completed.add(event.op if isinstance(event, ChildFinished) else "")
             elif type(event) is RunForked:
                 forks.append((number, event))
-            if isinstance(event, StepStarted | WaitOpened | ChildStarted) and (decides or "/" in event.op):
+            if isinstance(event, WaitOpened | ChildStarted) and (decides or "/" in event.op):
                 begun.add(event.op)
     retried = retried_as(batches) if forks else None
     return PatchHistory(

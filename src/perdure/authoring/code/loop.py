@@ -19,7 +19,7 @@ import warnings
 import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -220,6 +220,20 @@ class BodyTimer(asyncio.TimerHandle):
     op: str
 
 
+class BodyHandle(events.Handle):
+    """A callback of a body that is ready. Made without asking the loop for its debug mode, which it does not have."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], loop: BodyLoop, context: Context) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
 class BodyLoop(asyncio.AbstractEventLoop):
     """The loop of one body."""
 
@@ -253,9 +267,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
                 handle = ready.popleft()
                 if not handle._cancelled:
                     try:
-                        handle._run()
-                    except (SystemExit, KeyboardInterrupt) as error:
-                        # The task that called sys.exit() has it as its exception: the run fails, not the engine.
+                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    except BaseException as error:
+                        # The task that called sys.exit() has it as its exception: the run fails, not the engine. Other
+                        # exceptions that are never retrieved have no effect, here as on a replay.
                         if pressed(error):
                             raise
         finally:
@@ -296,7 +311,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> events.Handle:  # type: ignore[override]
-        handle = events.Handle(callback, args, self, context)
+        handle = BodyHandle(callback, args, self, copy_context() if context is None else context)
         self.ready.append(handle)
         return handle
 

@@ -202,20 +202,29 @@ def argument_types(command: RunStep) -> Any:
 def check_call(command: RunStep, codec: Codec) -> None:
     """Raise NotDecodable for a step that was called and has no outcome yet, and cannot be called so any more."""
     what = f"the arguments of {command.op}"
+    if not _gives_all(command):
+        try:
+            signature = inspect.signature(command.spec.fn)
+        except (TypeError, ValueError):  # a builtin without a signature
+            return
+        try:
+            signature.bind(*[None] * command.positional, **dict.fromkeys(command.keywords))
+        except TypeError as error:
+            known = f"those of {command.spec.name}{signature}".replace("'", "")
+            raise NotDecodable(what, known, f"{error} (called at {command.source})") from None
+    if command.references:
+        return  # what is not loaded is checked when the step is called
     try:
-        signature = inspect.signature(command.spec.fn)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return
-    try:
-        signature.bind(*[None] * command.positional, **dict.fromkeys(command.keywords))
-        if command.references:
-            return  # what is not loaded is checked when the step is called
         codec.decode(command.inputs, argument_types(command), what)
-    except TypeError as error:
-        known = f"those of {command.spec.name}{signature}".replace("'", "")
-        raise NotDecodable(what, known, f"{error} (called at {command.source})") from None
     except NotDecodable as error:
         raise NotDecodable(what, error.type, f"{error.reason} (called at {command.source})") from None
+
+
+def _gives_all(command: RunStep) -> bool:
+    """Whether a call gives each parameter by position, as most do. Many runs that are loaded at once are checked."""
+    types = command.spec.types
+    given = 0 < command.positional == len(types) and not command.keywords
+    return given and not any(name.startswith(("*", "=")) for name, _ in types)
 
 
 def check_remote_call(command: RunStep) -> None:
