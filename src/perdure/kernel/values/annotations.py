@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Never, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
@@ -27,6 +28,25 @@ CURE = "register a codec with Engine(codecs=[TypeCodec(...)])"
 
 def is_plain(annotation: object) -> bool:
     return any(annotation is plain for plain in PLAIN)
+
+
+_JSON = (str, int, float, bool, type(None), Any, msgspec.Raw)
+
+
+def is_json(annotation: Any) -> bool:
+    """Whether an annotation holds nothing but JSON's own types, so that every codec decodes it in the same way."""
+    if any(annotation is one for one in _JSON):
+        return True
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return len(arguments) == 2 and arguments[0] is str and is_json(arguments[1])
+    return origin in (list, tuple, Union, types.UnionType) and all(one is ... or is_json(one) for one in arguments)
+
+
+@lru_cache(maxsize=256)
+def json_decoder(annotation: Any) -> Callable[[bytes | msgspec.Raw], Any]:
+    """The decoder of such an annotation. Each codec would make the same one again, which takes a while."""
+    return msgspec.json.Decoder(annotation).decode
 
 
 class Annotations:

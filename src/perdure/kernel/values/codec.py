@@ -18,6 +18,7 @@ tuple is a list and a date is text, and a type with a version has it under `$ver
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from msgspec import inspect as msgspec_inspect
 
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.divergence.model import LostField
-from perdure.kernel.values.annotations import Annotations, is_plain
+from perdure.kernel.values.annotations import Annotations, is_json, is_plain, json_decoder
 from perdure.kernel.values.items import PartReader
 from perdure.kernel.values.limits import Limits
 from perdure.kernel.values.lost_fields import Search, Searches, is_flat, may_find
@@ -232,6 +233,9 @@ class Codec:
             return msgspec.json.Decoder().decode
         if isinstance(annotation, OwnDecoder):
             return annotation.decoder(self)
+        if not self._annotations.native and is_json(annotation):
+            with suppress(TypeError):  # a union that msgspec cannot tell apart: reported below
+                return json_decoder(annotation)
         reason = self._annotations.unfit(annotation)
         if reason is not None:
             raise NotDecodable(what, name_of(annotation), reason)
