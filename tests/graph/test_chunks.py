@@ -12,8 +12,10 @@ import pytest
 from perdure import AnswerRejected, Engine, Recovery, RunStatus, bail, connect, rule, step_context
 from perdure.engine.remote import ChunkRun
 from perdure.graph import Graph, Items, interrupt, node
+from perdure.ports.runs import RunFilter
 from tests.engine.harness import FakeClock
 from tests.graph.running import run
+from tests.services.plugin import on_two_stores
 
 
 @node
@@ -32,6 +34,12 @@ def pages(fn: Any = fetch, **options: Any) -> Graph[..., Any]:
     return Graph([urls, node(fn, name="fetch", inputs={"url": "urls"}).map_over("url", **options)], name="pages")
 
 
+async def chunks_ended(engine: Engine, run_id: str) -> None:
+    """Wait until the runs of the chunks have ended, which report their outcomes before."""
+    for row, _ in await engine._base.store.runs.list(RunFilter(parent=run_id)):
+        await engine._base.watch.ended(row.run_id)
+
+
 @pytest.mark.parametrize(
     ("options", "n", "wanted"),
     [
@@ -47,6 +55,7 @@ def pages(fn: Any = fetch, **options: Any) -> Graph[..., Any]:
         ({}, 5, None),
         ({"until": lambda page: page >= 9, "on_error": "skip"}, 12, [0, 1, 4, 16]),
         ({"until": lambda page: page >= 4}, 12, [0, 1, 4]),
+        ({"until": lambda page: page == 1}, 12, [0, 1]),
         ({"until": lambda page: page / 0}, 12, None),
     ],
 )
@@ -386,10 +395,75 @@ async def test_items_with_large_results_go_on_in_the_next_engine(tmp_path: Any) 
 async def test_the_run_of_a_chunk_is_not_kept_in_memory_when_it_has_ended() -> None:
     graph = pages(chunk=1)
     async with Engine("memory://", [graph]) as engine:
-        await engine.run(graph(n=3), id="r")
+        handle = await engine.start(graph(n=3), id="r")
+        await handle
+        await chunks_ended(engine, handle.run_id)
         assert "fetch:0[2-2]" in {step.path for step in await engine.steps("r")}
         gc.collect()
         assert not [one for one in gc.get_objects() if isinstance(one, ChunkRun)]
+
+
+@on_two_stores
+async def test_the_journals_of_items_are_pruned_by_themselves(any_url: str) -> None:
+    calls: list[int] = []
+
+    def fetch(url: int) -> int:
+        calls.append(url)
+        if url in (3, 4):
+            raise ValueError("no")
+        return url
+
+    graph = pages(fetch, on_error="none")
+    async with Engine(any_url, [graph]) as engine:
+        handle = await engine.start(graph(n=7), id="r")
+        assert dict(await handle) == {"fetch": [0, 1, 2, None, None, 5, 6]}
+        await chunks_ended(engine, handle.run_id)
+        before = await engine.items("r", "fetch:0")
+        assert (await engine.prune(3600, items=True)).runs == 0
+        assert (await engine.prune(0, "failed", items=True)).runs == 0
+        assert (await engine.prune(0, dry_run=True, items=True)).runs == 4
+        assert (await engine.prune(0, dry_run=True)).runs == 5
+        report = await engine.prune(0, items=True, grace=0)
+        assert (report.runs, report.bytes > 1000, report.kept) == (4, True, [])
+        assert await engine.get(f"{handle.run_id}/fetch:0[0-1]") is None
+        assert (await engine.run(graph, id="r")).output == {"fetch": [0, 1, 2, None, None, 5, 6]}
+        shown = await engine.items("r", "fetch:0")
+        assert [(one.path, one.status, one.output) for one in shown] == [
+            (one.path, one.status, one.output) for one in before
+        ]
+        assert [one.index for one in await engine.items("r", "fetch:0", status="failed")] == [3, 4]
+        calls.clear()
+        again = await (await engine.time_travel("r", "fetch:0[5]", {"url": 50}, new_id="s")).outcome()
+        assert again.output == {"fetch": [0, 1, 2, None, None, 50, 6]}
+        assert sorted(calls) == [4, 50]
+
+
+async def test_the_journals_of_items_stay_with_their_run() -> None:
+    broken = True
+
+    def fetch(url: int) -> int:
+        if url == 5 and broken:
+            raise ValueError("no")
+        return url
+
+    graph = pages(fetch, limit=1, on_error="skip", tolerate=0)
+    stopped = Graph([urls, node(fetch, inputs={"url": "urls"}).map_over("url", chunk=2, until=lambda page: page == 1)],
+                    name="stopped")  # fmt: skip
+    async with Engine("memory://", [graph, stopped]) as engine:
+        handle = await engine.start(graph(n=8), id="r")
+        assert (await handle.outcome()).status is RunStatus.FAILED
+        assert [one.index for one in await engine.items("r", "fetch:0")] == list(range(6))
+        # What a retry needs stays: the chunks that completed, also if only the items are pruned.
+        for items in (False, True):
+            assert (await engine.prune(0, items=items)).runs == 0
+        broken = False
+        assert (await (await engine.retry("r")).outcome()).output == {"fetch": list(range(8))}
+        handle = await engine.start(stopped(n=9), id="s")
+        assert dict(await handle) == {"fetch": [0, 1]}
+        await chunks_ended(engine, handle.run_id)
+        # Chunks go with their run, however they have ended.
+        await engine.prune(0, ["completed", "failed"])
+        assert not await engine._base.store.runs.list(RunFilter())
 
 
 async def test_what_decides_in_the_orchestrator_takes_no_long_list() -> None:

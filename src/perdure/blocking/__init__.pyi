@@ -367,6 +367,7 @@ class Client:
         *,
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = ...,
+        items: bool = False,
     ) -> PruneReport:
         """Remove runs of these statuses that ended longer ago than that, with their children and large values."""
     def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:

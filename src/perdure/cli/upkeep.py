@@ -26,6 +26,9 @@ def prune(
     ] = None,
     archive: Annotated[str | None, Parameter(help="Write each run into a capsule in this directory first.")] = None,
     grace: Annotated[str, Parameter(help="Leave blobs alone that were put within this time.")] = "1h",
+    items: Annotated[
+        bool, Parameter(negative="", help="Remove only the journals of the items of long maps; the runs stay.")
+    ] = False,
     dry_run: Annotated[bool, Parameter(negative="", help="Say what would go, and leave it as it is.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
@@ -37,7 +40,9 @@ def prune(
     """
     age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
     statuses = [one for given in status or ["completed"] for one in given.split(",")]
-    report = with_client(open_store(store), lambda c: c.prune(age, statuses, dry_run, archive=archive, grace=patience))
+    report = with_client(
+        open_store(store), lambda c: c.prune(age, statuses, dry_run, archive=archive, grace=patience, items=items)
+    )
     if json:
         write_json(report)
     else:

@@ -284,25 +284,25 @@ class Forks:
         call = started.remote
         assert call is not None
         assert call.map is not None
-        store, origin = self._base.store, call.map.past
-        while (found := await store.runs.find(step_key(origin, call.op))) is None:
-            before = await store.runs.get(origin)
-            if before is None or not before.forked_from:
-                return 0
-            origin = before.forked_from
-        former = found[0]
+        former = await self._former_chunk(call.map.past, call.op)
+        item = f"{call.op.rpartition('/')[2].rpartition('[')[0]}[{call.map.again}]"
+        inputs = await self._item_inputs(started.parent, item) if call.map.again else None
+        if former is None:
+            # It was pruned: all items run again, one of them perhaps with other arguments.
+            given = [] if inputs is None else [RunForked(call.map.past, 0, inputs=inputs)]
+            await self._messages.send_decided(run_id, lambda state: given)
+            return 0
         if not former.status.finished:
             # Its own run waits for it no longer. What it has under way ends, and is kept.
             await self._messages.cancel(former.run_id, DRAIN)
             await self._base.watch.ended(former.run_id)
-        batches = await store.journal.read(former.run_id)
+        batches = await self._base.store.journal.read(former.run_id)
         now = self._base.clock.now()
         if started.memo:
             past = memoized(batches, started, now)
         else:
-            item = f"{call.op.rpartition('/')[2].rpartition('[')[0]}[{call.map.again}]"
             again = {path for path in forks.ops(batches) if path == item or path.startswith(f"{item}/")}
-            past = rerun(batches, again, {}, started, now, inputs=await self._item_inputs(started.parent, item))
+            past = rerun(batches, again, {}, started, now, inputs=inputs)
         kept: list[OutcomeKept | RunForked] = []
         for event in past[0].events:
             # Not what the run itself did: it reports what came of its items.
@@ -314,6 +314,16 @@ class Forks:
         # A repeated attempt finds them there.
         await self._messages.send_decided(run_id, lambda state: [] if state.kept is not None else kept)
         return len(kept)
+
+    async def _former_chunk(self, origin: str, op: str) -> RunRow | None:
+        """The run of a chunk in this run, or in the last one before it that had one."""
+        runs = self._base.store.runs
+        while (found := await runs.find(step_key(origin, op))) is None:
+            before = await runs.get(origin)
+            if before is None or not before.forked_from:
+                return None
+            origin = before.forked_from
+        return found[0]
 
     async def _item_inputs(self, parent: str, item: str) -> dict[str, dict[str, Raw]] | None:
         """The arguments that a run gives to an item of a chunk, if it was started to run the item with others."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from perdure.client.base import StoreClient
 from perdure.client.capsules import Capsules
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import Corrupt, PerdureError, UsageError
+from perdure.kernel.chunks import MAP
 from perdure.kernel.events import FINISHED, RunStatus
 from perdure.kernel.history.capsule import encode_capsule
 from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.start_options import seconds
 from perdure.ports.upkeep import Ended
 
+# How many rows are read at a time.
+PAGE = 500
 # How many runs, and about how many bytes of journals, are removed in one commit.
 BATCH, BATCH_BYTES = 100, 4 * 1024 * 1024
 # How many blobs are.
@@ -69,6 +72,7 @@ class Pruner:
         *,
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = GRACE,
+        items: bool = False,
     ) -> PruneReport:
         """Remove runs of these statuses that ended longer ago than that, with their children and large values.
 
@@ -76,24 +80,54 @@ class Pruner:
         first written into a capsule in that directory, and kept if that fails. A blob is collected when no run refers
         to it and it was not put again for `grace`; what was put with `blobs.put` stays. Works in small commits beside
         running engines; if it is interrupted, the rest is pruned next time.
+
+        `items`: remove nothing but the journals of the items of long maps, chunk by chunk. The runs with these maps
+        stay, with the results; without `items`, the journals of the items stay as long as the run.
         """
         self._base.check_open()
         before = self._base.clock.now() - seconds(older_than, "older_than")
         wanted, age = ended_statuses(statuses), seconds(grace, "grace")
         folder = None if archive is None or dry_run else _folder(archive)
-        runs = size = archived = 0
-        kept: list[KeptRun] = []
-        cursor = ""
-        while page := await self._base.store.upkeep.ended(before, wanted, BATCH, cursor):
+        found = PruneReport(dry_run=dry_run)
+        cursor, would_go = "", set[str]()
+        while page := await self._base.store.upkeep.ended(before, sorted(FINISHED), PAGE, cursor):
             cursor = page[-1].run_id
-            for some in _portions(page):
-                going = some if folder is None else await self._archived(some, folder, kept)
-                archived += len(going) if folder is not None else 0
-                gone = await self._removed(going, kept) if not dry_run else going
-                runs, size = runs + len(gone), size + sum(run.size for run in gone)
+            chunks = [run for run in page if run.program.startswith(MAP)]
+            if not items:
+                for some in _portions([run for run in page if run.status in wanted and run not in chunks]):
+                    found = await self._prune(some, folder, found)
+                    would_go |= {run.run_id for run in some} if dry_run else set()
+            # A chunk begins after its run, and so comes after it here.
+            going = await self._spent(chunks, wanted) if items else await self._left_behind(chunks, would_go)
+            for some in _portions(going):
+                found = await self._prune(some, folder, found)
             await asyncio.sleep(0)  # others have their turn
         blobs, blob_bytes = await self._collected(age, dry_run)
-        return PruneReport(runs, size, archived, blobs, blob_bytes, kept, dry_run)
+        return replace(found, blobs=blobs, blob_bytes=blob_bytes)
+
+    async def _prune(self, runs: Sequence[Ended], folder: str | None, found: PruneReport) -> PruneReport:
+        """Prune some runs, in one commit, and say what there is to report then."""
+        kept = list(found.kept)
+        going = runs if folder is None else await self._archived(runs, folder, kept)
+        gone = going if found.dry_run else await self._removed(going, kept)
+        return replace(
+            found,
+            runs=found.runs + len(gone),
+            bytes=found.bytes + sum(run.size for run in gone),
+            archived=found.archived + (0 if folder is None else len(going)),
+            kept=kept,
+        )
+
+    async def _left_behind(self, chunks: Sequence[Ended], would_go: Set[str]) -> list[Ended]:
+        """The chunks of maps whose runs have gone, or would go."""
+        there = await self._base.store.journal.heads(_parents(chunks)) if chunks else {}
+        return [run for run in chunks if (of := _parent(run)) not in there or of in would_go]
+
+    async def _spent(self, chunks: Sequence[Ended], statuses: Sequence[RunStatus]) -> list[Ended]:
+        """The chunks that no run needs any more: one that failed would run their items again when it is retried."""
+        rows = await self._base.store.runs.finished(_parents(chunks)) if chunks else ()
+        stay = {row.run_id for row in rows if isinstance(row, Corrupt) or row.status in FINISHED.difference(statuses)}
+        return [run for run in chunks if run.status in statuses and _parent(run) not in stay]
 
     async def _archived(self, runs: Sequence[Ended], folder: str, kept: list[KeptRun]) -> list[Ended]:
         """Those of the runs that are in a file now."""
@@ -148,17 +182,27 @@ def archive_name(run: Ended) -> str:
     return f"{quote(run.run_id, safe='')}-{readable}.capsule"
 
 
-def _portions(page: Sequence[Ended]) -> Iterator[list[Ended]]:
+def _parent(chunk: Ended) -> str:
+    """The run that has the map: the id of the run of a chunk is the run_id of that, and an op in it."""
+    return chunk.id.partition("/")[0]
+
+
+def _parents(chunks: Sequence[Ended]) -> list[str]:
+    return sorted({_parent(chunk) for chunk in chunks})
+
+
+def _portions(runs: Sequence[Ended]) -> Iterator[list[Ended]]:
     """Runs that are removed in one commit: not many bytes at a time, whatever the size of each."""
     some: list[Ended] = []
     size = 0
-    for run in page:
-        if some and size + run.size > BATCH_BYTES:
+    for run in runs:
+        if some and (len(some) == BATCH or size + run.size > BATCH_BYTES):
             yield some
             some, size = [], 0
         some.append(run)
         size += run.size
-    yield some
+    if some:
+        yield some
 
 
 def _folder(archive: str | os.PathLike[str]) -> str:

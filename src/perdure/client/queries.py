@@ -439,10 +439,7 @@ class Queries:
         if chunk.outcome is None:
             return []
         results = await self._base.items.whole(Raw(reference(chunk.outcome.parts)), FAR)
-        return [
-            ItemRecord(number, f"{path}[{number}]", StepStatus.SUCCEEDED, one)
-            for number, one in enumerate(msgspec.json.decode(results, type=list[Raw]), chunk.first)
-        ]
+        return chunk.items(chunk.outcome, msgspec.json.decode(results, type=list[Raw]))
 
     async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
         if not record.names and not record.input_blob and record.input == NULL:

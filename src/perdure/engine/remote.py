@@ -228,7 +228,8 @@ class ChunkRun:
         found = msgspec.json.decode(end.value, type=ChunkResults)
         parts = await self._program.items.parts(found.results)
         columns = {path: await self._program.items.parts(of) for path, of in found.columns.items()}
-        outcome = ChunkOutcome(parts, columns, self._run_id, found.failed, found.error, found.stopped)
+        ended = found.failed, found.error, found.stopped, found.without
+        outcome = ChunkOutcome(parts, columns, self._run_id, *ended)
         return StepSucceeded(self._op, Raw(msgspec.json.encode(outcome)))
 
     def retires(self, op: str) -> bool:

@@ -57,6 +57,8 @@ class ChunkResults(msgspec.Struct, frozen=True, omit_defaults=True):
     failed: int = 0
     error: Failure | None = None
     stopped: bool = False
+    # The numbers of items that have failed, or were skipped.
+    without: tuple[int, ...] = ()
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True, omit_defaults=True, rename={"parts": KEY}):
@@ -68,6 +70,7 @@ class ChunkOutcome(msgspec.Struct, frozen=True, omit_defaults=True, rename={"par
     failed: int = 0
     error: Failure | None = None
     stopped: bool = False
+    without: tuple[int, ...] = ()
 
 
 def open_chunks(state: RunState) -> dict[str, str]:

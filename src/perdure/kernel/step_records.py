@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -250,6 +250,19 @@ class ChunkRecord(msgspec.Struct):
         if status == StepStatus.FAILED:
             return self.outcome.failed > 0
         return status != StepStatus.RUNNING
+
+    def items(self, outcome: ChunkOutcome, results: Sequence[Raw]) -> list[ItemRecord]:
+        """Its items, as far as the results tell: which of them have none, and not why."""
+        path, ended = self.path.rpartition("[")[0], StepStatus.FAILED if outcome.failed else StepStatus.SKIPPED
+        # The results have None for an item without one, or leave it out.
+        with_none = all(results[n - self.first : n - self.first + 1] == [NULL] for n in outcome.without)
+        succeeded = iter(results)
+        found: list[ItemRecord] = []
+        for number in range(self.first, self.first + len(results) + (0 if with_none else len(outcome.without))):
+            lacks = number in outcome.without
+            value = NULL if lacks and not with_none else next(succeeded)
+            found.append(ItemRecord(number, f"{path}[{number}]", ended if lacks else StepStatus.SUCCEEDED, value))
+        return found
 
 
 def chunks(batches: Iterable[Batch], op: str) -> list[ChunkRecord]:

@@ -68,8 +68,8 @@ class ChunkExecution(DataflowExecution):
         mapped = self._plan.nodes[number].mapped
         assert mapped is not None
         found = [Raw(one) for one in items.found(with_none=mapped.on_error == "none")]
-        stopped = items.end < items.count
         whole = Value(msgspec.json.encode(found))
         columns = {key: value.elements() for key, path in self._columns.items() if (value := whole.part(path))}
-        results = ChunkResults(found, columns, items.failed, items.first_error, stopped)
+        without = tuple([items.first + n for n, one in enumerate(items.results[: items.end]) if one is None])
+        results = ChunkResults(found, columns, items.failed, items.first_error, items.stopped, without)
         self._done(number, Value(msgspec.json.encode(results)))

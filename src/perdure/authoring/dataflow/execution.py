@@ -745,7 +745,7 @@ class DataflowExecution:
         open_ones = [op for op in unneeded if op in self._open]
         items.running -= len(open_ones)
         self._cancel_all(open_ones, NOT_NEEDED)
-        items.end = end
+        items.end, items.stopped = end, True
 
     def _item_failed(self, number: int, op: str, failure: Failure) -> None:
         under_way = self._maps[number]

@@ -104,7 +104,7 @@ class ItemMap:
 
     __slots__ = (
         "arguments", "batch", "columns", "count", "end", "failed", "failure", "first", "first_error", "most", "next",
-        "op", "results", "running", "window",
+        "op", "results", "running", "stopped", "window",
     )  # fmt: skip
 
     def __init__(
@@ -122,8 +122,8 @@ class ItemMap:
         self.op, self.arguments, self.columns, self.window, self.most = op, arguments, columns, window, most
         self.count, self.first, self.batch = count, first, batch
         self.results: list[bytes | None] = [None] * count
-        # The item to begin next, and the one after the last that is needed.
-        self.next, self.end = 0, count
+        # The item to begin next, the one after the last that is needed, and whether none is because of a result.
+        self.next, self.end, self.stopped = 0, count, False
         self.running = self.failed = 0
         # Why the map fails, and the error of the first item that did.
         self.failure: Failure | None = None
