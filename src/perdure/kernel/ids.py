@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import Container
 from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
@@ -131,6 +132,15 @@ def check_version(version: object, what: str) -> str:
 def op_name(op: str) -> str:
     """The name in an op path: `embed` of `rag:1/embed:0`."""
     return op.rpartition("/")[2].partition(":")[0]
+
+
+def enclosing(op: str, paths: Container[str]) -> str:
+    """The innermost of these op paths that an op lies within, at any depth; empty if it lies within none."""
+    while (end := op.rfind("/")) >= 0:
+        op = op[:end]
+        if op in paths:
+            return op
+    return ""
 
 
 def step_key(run_id: str, op: str) -> str:

@@ -50,7 +50,7 @@ from perdure.kernel.events import (
     moment,
 )
 from perdure.kernel.history.kept_outcomes import AGAIN, outcome
-from perdure.kernel.ids import REMOTE, entropy_of, is_generated, run_id, step_key
+from perdure.kernel.ids import REMOTE, enclosing, entropy_of, is_generated, run_id, step_key
 from perdure.kernel.policies.retry import backoff
 from perdure.kernel.policies.rules import sent_rules
 from perdure.kernel.state import OpenOp, RunState
@@ -184,7 +184,7 @@ def _drop_begun(state: RunState, result: Plan, children: Collection[str] | None 
     """Drop commands that were issued together with the end of the run, or of children of it."""
 
     def over(op: str) -> bool:
-        return children is None or _is_within(op, children)
+        return children is None or enclosing(op, children) != ""
 
     dropped = {
         event.op: event
@@ -205,15 +205,6 @@ def _id_of(start: Start) -> str:
     started = start.events[0]
     assert isinstance(started, RunStarted)
     return started.id
-
-
-def _is_within(op: str, children: Collection[str]) -> bool:
-    """Whether an op is in one of these children, at any depth."""
-    while (end := op.rfind("/")) >= 0:
-        op = op[:end]
-        if op in children:
-            return True
-    return False
 
 
 def _start_child(state: RunState, command: StartChild, now: float, result: Plan, known: str = "") -> None:
@@ -490,7 +481,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
     due = state.due(now)
     late = {op for op in due if op in state.children} if state.children else set()
     for op in due:
-        if op in served or (state.paused is not None and op not in late) or (late and _is_within(op, late)):
+        if op in served or (state.paused is not None and op not in late) or (late and enclosing(op, late)):
             continue  # the end of a child ends what is in it
         open_op = state.ops[op]
         if op in late:

@@ -96,7 +96,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.history.kept_outcomes import KeptOutcomes
-from perdure.kernel.ids import SignalKey, address
+from perdure.kernel.ids import SignalKey, address, enclosing
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.values.failures import Failure
 
@@ -335,12 +335,7 @@ class RunState:
 
     def child_of(self, op: str) -> str:
         """The op path of the child that this op belongs to; empty for the root."""
-        if self.children:
-            while (end := op.rfind("/")) >= 0:
-                op = op[:end]
-                if op in self.children:
-                    return op
-        return ""
+        return enclosing(op, self.children) if self.children else ""
 
     def deadline_of(self, op: str) -> float | None:
         """The deadline of an op: that of the run, or of a child around it."""

@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitOpened,
 )
+from perdure.kernel.ids import enclosing
 from perdure.kernel.patches import DECISIONS, PatchHistory, patch_history
 from perdure.kernel.state import RunState
 from perdure.kernel.step_records import Missed, NotRun, within
@@ -100,9 +101,7 @@ class _Walk:
             self._of_op(event, event.op, at)
 
     def _of_op(self, event: AnyEvent, op: str, at: float) -> None:
-        path = op.rpartition("/")[0]
-        while path and path not in self._open:
-            path = path.rpartition("/")[0]
+        path = enclosing(op, self._open)
         own = op[len(path) + 1 :] if path else op
         execution = self._open.get(path)
         if isinstance(event, ChildFinished) and op in self._open:

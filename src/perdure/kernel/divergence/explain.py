@@ -41,7 +41,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.ids import op_name
+from perdure.kernel.ids import enclosing, op_name
 
 # Ops that the code does not wait for. If it also waits for something, that is where it stands.
 _IN_PASSING = frozenset({"now", "uuid", "random", "state", "unlock", "patch"})
@@ -246,8 +246,8 @@ def _first_new(evidence: Evidence, inserted: OpView) -> OpView:
 def _last(evidence: Evidence) -> OpView | None:
     """The last op that the same execution asked for, with its line."""
     runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
-    mine = _execution_of(evidence.recorded.path, runs)
-    asked = [op for op in evidence.asked if op.kind not in ("end", "cancel") and _execution_of(op.path, runs) == mine]
+    mine = enclosing(evidence.recorded.path, runs)
+    asked = [op for op in evidence.asked if op.kind not in ("end", "cancel") and enclosing(op.path, runs) == mine]
     if not asked:
         return None
     return msgspec.structs.replace(asked[-1], code=evidence.source_map.code.get(asked[-1].source, ""))
@@ -262,7 +262,7 @@ def _current(evidence: Evidence) -> OpView | None:
         return same
     # Commands of other runs in this journal say nothing about this one.
     runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
-    wishes = [wish for wish in wishes if _execution_of(wish.path, runs) == _execution_of(recorded.path, runs)]
+    wishes = [wish for wish in wishes if enclosing(wish.path, runs) == enclosing(recorded.path, runs)]
     waited_for = [wish for wish in wishes if wish.kind not in _IN_PASSING and wish.kind != "cancel"]
     candidates = waited_for or list(wishes)
     elsewhere = [wish for wish in candidates if _alike(wish, recorded) and _scope(wish) != _scope(recorded)]
@@ -517,13 +517,6 @@ def _fits(current: OpView, recorded: OpView) -> bool:
 
 def _alike(wish: OpView, recorded: OpView) -> bool:
     return _fits(wish, recorded) and wish.name == recorded.name
-
-
-def _execution_of(path: str, runs: set[str]) -> str:
-    while path := path.rpartition("/")[0]:
-        if path in runs:
-            break
-    return path
 
 
 def _at(path: str, ops: Iterable[OpView]) -> OpView | None:

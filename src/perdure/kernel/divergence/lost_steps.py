@@ -9,7 +9,7 @@ from perdure.errors import Diverged
 from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, StepStarted
-from perdure.kernel.ids import op_name
+from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.policies.versions import Programs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) 
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if type(event) is StepStarted:
-                path = _child(event.op, children) if children else ""
+                path = enclosing(event.op, children) if children else ""
                 name = op_name(event.op)
                 if (path or not unchanged) and (path, name) not in seen:
                     seen.add((path, name))
@@ -36,13 +36,6 @@ def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) 
                 unchanged = event.code == program.source().digest()
             elif type(event) is ChildStarted and not event.detached and programs.serves(event.program, event.version):
                 children[event.op] = programs.find(event.program, event.version)
-
-
-def _child(op: str, children: dict[str, Program]) -> str:
-    while op := op.rpartition("/")[0]:
-        if op in children:
-            break
-    return op
 
 
 def _lost(event: StepStarted, now: OpView) -> Divergence:
