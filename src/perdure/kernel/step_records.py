@@ -48,7 +48,7 @@ class AttemptRecord(msgspec.Struct):
 class NotRun(msgspec.Struct, frozen=True):
     """A node that had its turn and did not run: skipped, or blocked by a failure.
 
-    `by` is the op that is the reason, or `when` for a condition of its own.
+    `by` is the op that is the reason, `when` for a condition of its own, or `input` for one that was not given.
     """
 
     op: str
@@ -63,7 +63,7 @@ def within(path: str, turn: NotRun) -> NotRun:
     """A turn of a child, as seen from the root."""
     if not path:
         return turn
-    by = turn.by if turn.by == "when" else f"{path}/{turn.by}"
+    by = turn.by if turn.by in ("when", "input") else f"{path}/{turn.by}"
     return msgspec.structs.replace(turn, op=f"{path}/{turn.op}", by=by)
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from perdure.authoring.dataflow.plan import (
+    Absent,
     Argument,
     Carried,
     Collect,
@@ -21,6 +22,7 @@ from perdure.authoring.dataflow.plan import (
     FirstOf,
     Gate,
     Input,
+    Lock,
     Node,
     OnFailure,
     Output,
@@ -49,7 +51,7 @@ class Wanted(msgspec.Struct, frozen=True):
     required: bool = True
     keyword: bool = False
     type: Any = Any
-    compute: Callable[..., bytes | None] | None = None
+    compute: Callable[..., bytes | Absent] | None = None
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -75,12 +77,15 @@ class Draft(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     # What its value is made of where it fails.
     otherwise: Wanted | None = None
+    # The key of its lock, with its ttl and how long it is waited for.
+    lock: tuple[Wanted, float, float | None] | None = None
 
     @property
     def reads(self) -> Iterable[Wanted]:
-        """Its parameters, those of its condition, and what it has a value from where it fails."""
+        """Its parameters, those of its condition, what it has a value from where it fails, and the key of its lock."""
         found = self.wants if self.condition is None else (*self.wants, *self.condition[1])
-        return found if self.otherwise is None else (*found, self.otherwise)
+        found = found if self.otherwise is None else (*found, self.otherwise)
+        return found if self.lock is None else (*found, self.lock[0])
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -118,6 +123,10 @@ class Options(msgspec.Struct, frozen=True):
     patches: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     renamed: dict[str, str] = {}
+    jobs: bool = False
+    in_order: bool = False
+    # The node that runs when the others have ended: see `Plan`. Its parameters are all it has to be wired.
+    last: Draft | None = None
     # Whether a value of the first type can be given to a parameter of the second.
     fits: Callable[[Any, Any], bool] = lambda made, wanted: True
 
@@ -181,10 +190,12 @@ class _Builder:
         self._check_exclusive()
         nodes = with_items([self._node(number, draft) for number, draft in enumerate(self._drafts)])
         results = self._results()
+        last = self._last()
         self._check_bounds()
         self._stop_at_problems()
+        plan = self._plan(nodes, results)
         return Built(
-            self._plan(nodes, results),
+            plan if last is None else _with_last(plan, last),
             self._inputs,
             {name: makers[0][1].type for name, makers in self._makers.items()},
         )
@@ -478,6 +489,7 @@ class _Builder:
             gates=tuple(one for one in dict.fromkeys(self._gates[number]) if one not in back),
             after=tuple(self._after[number]),
             otherwise=None if draft.otherwise is None else self._argument(number, draft.otherwise).source,
+            lock=None if draft.lock is None else Lock(self._argument(number, draft.lock[0]).source, *draft.lock[1:]),
         )
 
     def _argument(self, number: int, wanted: Wanted) -> Argument:
@@ -562,6 +574,12 @@ class _Builder:
             found.append((name, outputs[0] if len(outputs) == 1 else FirstOf(outputs)))
         return found
 
+    def _last(self) -> Node | None:
+        draft = self._options.last
+        if draft is None:
+            return None
+        return msgspec.structs.replace(draft.node, arguments=tuple(self._argument(-1, one) for one in draft.wants))
+
     def _check_bounds(self) -> None:
         for name in self._options.bound:
             if name not in self._used_bounds:
@@ -640,6 +658,8 @@ class _Builder:
             patches=options.patches,
             retired=options.retired,
             renamed=options.renamed,
+            jobs=options.jobs,
+            in_order=options.in_order,
         )
 
     def _is_within(self, loop: int, region: int) -> bool:
@@ -647,6 +667,21 @@ class _Builder:
             if loop == region:
                 return True
         return region == 0
+
+
+def _with_last(plan: Plan, node: Node) -> Plan:
+    """A plan with a node that no other one leads to: it runs when they have ended."""
+    taken = {output.node for argument in node.arguments for output in outputs_in(argument.source)}
+    return msgspec.structs.replace(
+        plan,
+        nodes=(*plan.nodes, node),
+        region=(*plan.region, -1),
+        consumers=(*plan.consumers, ()),
+        waits=(*plan.waits, 1),
+        reads=(*plan.reads, ()),
+        kept=plan.kept | taken,
+        last=len(plan.nodes),
+    )
 
 
 def _shown(type: Any) -> str:

@@ -193,7 +193,8 @@ def _reached(number: int, edges: Mapping[int, Iterable[int]]) -> set[int]:
 
 def _arguments(node: Node) -> tuple[Argument, ...]:
     found = node.arguments if node.when is None else (*node.arguments, *node.when.arguments)
-    return found if node.otherwise is None else (*found, Argument("", node.otherwise))
+    others = (node.otherwise, None if node.lock is None else node.lock.key)
+    return (*found, *(Argument("", source) for source in others if source is not None))
 
 
 def _takes(source: Source, name: str) -> bool:

@@ -17,6 +17,8 @@ from msgspec import Raw
 from perdure.authoring.dataflow.changes import explain
 from perdure.authoring.dataflow.maps import ChunkMap, ItemMap, chunk_size, columns_of, most_failures, window_of
 from perdure.authoring.dataflow.plan import (
+    STATUS,
+    Absent,
     Argument,
     Carried,
     Collect,
@@ -25,6 +27,7 @@ from perdure.authoring.dataflow.plan import (
     Decision,
     FirstOf,
     Input,
+    Lock,
     Node,
     Output,
     Plan,
@@ -37,6 +40,7 @@ from perdure.authoring.dataflow.values import Value, as_object, joined, record
 from perdure.errors import (
     ApprovalRejected,
     ExpressionFailed,
+    LockTimeout,
     LoopLimit,
     NotDecodable,
     PayloadTooLarge,
@@ -74,6 +78,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.patches import PATCH, PatchHistory
 from perdure.kernel.policies.durations import duration, parse_duration
+from perdure.kernel.policies.lock_keys import check_key
 from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
@@ -86,8 +91,12 @@ from perdure.kernel.values.value_versions import VERSION_KEY
 # What has become of a node in this round. From FAILED on, nodes that need it cannot run.
 WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
 _NONE = Value(b"null")
+# Where a step says that it found nothing to do, and how.
+_STATUS, NO_DATA = ("status",), b'"no_data"'
 # Why an item is cancelled that comes after one with which the map ends.
 NOT_NEEDED = "no further item is needed"
+# What the last node is told about the end of a run.
+_ENDS = {RunStatus.COMPLETED: "succeeded"}
 
 
 class AnswerReader(msgspec.Struct, frozen=True):
@@ -154,13 +163,22 @@ class DataflowExecution:
         # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
         self._passed_on: Sequence[bool] = ()
         self._maps: dict[int, ItemMap | ChunkMap] = {}
-        # While a turn is prepared: the nodes that had no value for it, and the first whose value is required.
+        # While a turn is prepared: the nodes that had no value for it, why the last computed value does not exist, and
+        # the first node or input whose value is required.
         self._lost: list[int] = []
-        self._missing = -1
+        self._absent: Absent | None = None
+        self._missing: int | Absent | None = None
+        # By node: the op that its lock is held by; of one that waits for its lock, the key and its arguments.
+        self._locks: dict[int, str] = {}
+        self._locking: dict[int, tuple[str, dict[str, Value]]] = {}
+        # The node that found no data, because of which the rest is skipped.
+        self._no_data = -1
         # The first failure; whether nothing new begins because of it; the cancellation.
         self._failure: Failure | None = None
         self._stopping = False
         self._cancelled: CancelRequested | None = None
+        # How the run ends once the last node has ended.
+        self._end: Finish | None = None
         self._finished = False
         self.patches: dict[str, bool] = {}
         # Turns that did not run, for a caller that sets this to a list.
@@ -294,6 +312,9 @@ class DataflowExecution:
         number = self._open.pop(event.op, None)
         if number is None:
             return
+        if number in self._locking:
+            self._lock_resolved(number, event)
+            return
         question = self._plan.nodes[number].question
         if question is None:
             self._done(number, _NONE)  # a timer
@@ -316,6 +337,9 @@ class DataflowExecution:
         if number is None or (event.blob and event.value == NULL and self._awaits(number, event)):
             return
         self._running -= 1
+        if number == self._plan.last:
+            self._last_ended(event)
+            return
         if event.status is RunStatus.BAILED and self._can_drain(number):
             # A graph inside this one is a part of it: what bails in it ends the whole.
             self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
@@ -326,6 +350,8 @@ class DataflowExecution:
             clean = self._structure and self._can_drain(number)
             value = Value(without_skips(event.value) if clean else event.value)
             if reason is not None:
+                if self._plan.jobs and self.noted is not None:
+                    self._note(number, event.op, SKIPPED, f"{event.op}/{reason.partition(' ')[0]}", reason)
                 self._skipped(number, event.op, reason)
             elif number in self._maps:
                 self._item_done(number, event.op, value)
@@ -342,6 +368,8 @@ class DataflowExecution:
             self._failed(number, failure)
 
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
+        if self._end is not None:
+            return  # it ends already
         self._cancelled, self._stopping = event, True
         self._give_up_chunks(event.reason or "the run is cancelled")
         for op, number in self._open.items():
@@ -367,14 +395,19 @@ class DataflowExecution:
         self._turns[number] += 1
         if node.gates and not self._is_chosen(node, number, op):
             return
+        if self._no_data >= 0:
+            self._not_run(number, op, SKIPPED, self._op(self._no_data), self._why_no_data())
+            return
         if self._lost:
             self._lost.clear()
-            self._missing = -1
-        wrong = failed = None
+        self._missing = None
+        wrong = failed = key = None
         arguments: dict[str, Value] | None = {}
         condition: dict[str, Value] | None = {}
         try:
             arguments = self._gather(node.arguments)
+            if node.lock is not None and arguments is not None:
+                arguments, key = self._with_key(arguments, node.lock)
         except ExpressionFailed as error:
             wrong = error  # it matters only if the condition holds
         try:
@@ -388,19 +421,28 @@ class DataflowExecution:
                 self._values[producer] = _NONE  # it was the last one to take it
         for lost in self._lost:
             if self._status[lost] >= FAILED:
-                self._not_run(number, op, BLOCKED, lost, f"{self._op(lost)} failed")
+                self._not_run(number, op, BLOCKED, self._op(lost), self._why_blocked(lost))
                 return
         if failed is not None:
             self._failed(number, describe(failed, self._codec))
             return
         if arguments is None or (node.when is not None and condition is None):
-            self._not_run(number, op, SKIPPED, self._missing, self._why_missing(self._missing))
+            self._lacks_value(number, op)
             return
         if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
             return
         if wrong is not None:
             self._failed(number, describe(wrong, self._codec))
             return
+        if key is not None:
+            self._acquire(number, node, op, arguments, key)
+        elif node.spec is not None and node.mapped is None:
+            self._status[number] = OPEN
+            self._call(number, node, op, arguments)
+        else:
+            self._begin(number, node, op, arguments)
+
+    def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         if node.kind == "gate":
             self._decide(number, node, op, arguments)
         elif node.kind == "wait":
@@ -412,6 +454,22 @@ class DataflowExecution:
         else:
             self._status[number] = OPEN
             self._call(number, node, op, arguments)
+
+    def _lacks_value(self, number: int, op: str) -> None:
+        """A node lacks a value, because of which it does not run."""
+        status, missing = BLOCKED if self._plan.jobs else SKIPPED, self._missing
+        assert missing is not None
+        if isinstance(missing, Absent):
+            self._not_run(number, op, status, "input", missing.reason)
+        else:
+            self._not_run(number, op, status, self._op(missing), self._why_missing(missing))
+
+    def _why_blocked(self, lost: int) -> str:
+        blocked = self._plan.jobs and self._status[lost] == BLOCKED
+        return f"{self._op(lost)} {'was blocked' if blocked else 'failed'}"
+
+    def _why_no_data(self) -> str:
+        return f"{self._op(self._no_data)} found no data"
 
     def _op_of(self, node: Node, turn: int) -> str:
         """The op path of a turn; a node that was renamed keeps the name under which this turn began."""
@@ -430,11 +488,11 @@ class DataflowExecution:
             self._readers[producer] -= 1
         failed = next((gate for gate in node.gates if self._status[gate] >= FAILED), None)
         if failed is not None:
-            self._not_run(number, op, BLOCKED, failed, f"{self._op(failed)} failed")
+            self._not_run(number, op, BLOCKED, self._op(failed), f"{self._op(failed)} failed")
         else:
             gate = node.gates[0]
             words = "was skipped" if self._status[gate] == SKIPPED else f"chose {self._shown(gate)}"
-            self._not_run(number, op, SKIPPED, gate, f"{self._op(gate)} {words}")
+            self._not_run(number, op, SKIPPED, self._op(gate), f"{self._op(gate)} {words}")
         return False
 
     def _shown(self, gate: int) -> str:
@@ -453,20 +511,23 @@ class DataflowExecution:
     def _gather(self, arguments: Iterable[Argument]) -> dict[str, Value] | None:
         """The values of arguments by name; None if one that is required has none."""
         found: dict[str, Value] = {}
-        missing = None
+        missing: int | Absent | None = None
         for argument in arguments:
             before = len(self._lost)
             value = self._find(argument.source)
             if value is not None:
                 found[argument.name] = value
             elif argument.required and missing is None:
-                if len(self._lost) == before:
+                if len(self._lost) > before:
+                    missing = self._lost[before]
+                elif self._absent is not None:
+                    missing, self._absent = self._absent, None
+                else:
                     what = f"the input of run {self._started.id!r}"
                     raise NotDecodable(what, f"{self._started.program}(...)", f"{argument.name} is not given")
-                missing = self._lost[before]
         if missing is None:
             return found
-        if self._missing < 0:
+        if self._missing is None:
             self._missing = missing
         return None
 
@@ -494,7 +555,8 @@ class DataflowExecution:
         before = len(self._lost)
         if isinstance(source, Computed):
             made = source.call([self._find(one) for one in source.parts])
-            if made is None:
+            if isinstance(made, Absent):
+                self._absent = made
                 return None
             self._lost[before:] = [lost for lost in self._lost[before:] if self._status[lost] >= FAILED]
             return Value(made)
@@ -600,7 +662,7 @@ class DataflowExecution:
         elif known is None or msgspec.json.decode(known) is not False:
             return True
         self._commands.append(RecordValue(op, "when", Raw(b"false"), self._plan.nodes[number].where))
-        self._not_run(number, op, SKIPPED, number, "its `when` is false")
+        self._not_run(number, op, SKIPPED, "when", "its `when` is false")
         return False
 
     def _decision(self, op: str) -> Raw | None:
@@ -668,6 +730,42 @@ class DataflowExecution:
         self._status[number] = OPEN
         self._open[op] = number
         self._commands.append(StartTimer(op, self._at + length, node.where))
+
+    # --- locks ----------------------------------------------------------------------------------------------------
+
+    def _with_key(self, arguments: dict[str, Value], lock: Lock) -> tuple[dict[str, Value] | None, Value | None]:
+        """The arguments of a node, and the key of its lock; None for arguments where there is no key."""
+        found = self._gather((Argument("key", lock.key),))
+        return (None, None) if found is None else (arguments, found["key"])
+
+    def _acquire(self, number: int, node: Node, op: str, arguments: dict[str, Value], key: Value) -> None:
+        """Wait for the lock of a node, which begins when it is held."""
+        lock = node.lock
+        assert lock is not None
+        try:
+            name = check_key(msgspec.json.decode(key.data))
+        except UsageError as error:
+            self._failed(number, describe(error, self._codec))
+            return
+        wait = f"lock.{op}"
+        self._status[number], self._open[wait], self._locking[number] = OPEN, number, (name, arguments)
+        deadline = None if lock.wait is None else self._at + lock.wait
+        self._commands.append(OpenWait(wait, "lock", name, deadline, node.where, ttl=lock.ttl))
+
+    def _lock_resolved(self, number: int, event: WaitResolved) -> None:
+        node = self._plan.nodes[number]
+        key, arguments = self._locking.pop(number)
+        if event.by == "lock":
+            self._locks[number] = event.op
+            self._begin(number, node, event.op.removeprefix("lock."), arguments)
+            return
+        assert node.lock is not None
+        self._failed(number, describe(LockTimeout(key, node.lock.wait or 0.0), self._codec))
+
+    def _unlock(self, number: int) -> None:
+        op = self._locks.pop(number, None)
+        if op is not None:
+            self._commands.append(RecordValue(f"{op}/unlock", "unlock", source=self._plan.nodes[number].where))
 
     # --- maps -----------------------------------------------------------------------------------------------------
 
@@ -765,6 +863,10 @@ class DataflowExecution:
     # --- outcomes -------------------------------------------------------------------------------------------------
 
     def _done(self, number: int, value: Value) -> None:
+        if self._locks:
+            self._unlock(number)
+        if self._plan.nodes[number].skips_rest and _is_no_data(value):
+            self._no_data = number
         self._status[number] = DONE
         self._values[number] = value if self._readers[number] or number in self._plan.kept else _NONE
         self._ended(number)
@@ -774,21 +876,22 @@ class DataflowExecution:
         if number in self._maps:
             self._item_done(number, op, None)
             return
+        if self._locks:
+            self._unlock(number)
         self._status[number], self._reasons[number] = SKIPPED, reason
         self._ended(number)
 
-    def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+    def _not_run(self, number: int, op: str, status: int, by: str, reason: str) -> None:
         self._status[number] = status
         self._reasons[number] = reason
         if self.noted is not None:
             self._note(number, op, status, by, reason)
         self._ended(number)
 
-    def _note(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+    def _note(self, number: int, op: str, status: int, by: str, reason: str) -> None:
         assert self.noted is not None
         shown = StepStatus.SKIPPED if status == SKIPPED else StepStatus.BLOCKED
-        cause = "when" if by == number else self._op(by)
-        self.noted.append(NotRun(op, shown, cause, reason, self._plan.nodes[number].where, self._at))
+        self.noted.append(NotRun(op, shown, by, reason, self._plan.nodes[number].where, self._at))
 
     def _note_blocked(self) -> None:
         """Note what can no longer run because something failed that it needs, and nothing more begins."""
@@ -796,7 +899,8 @@ class DataflowExecution:
         failed = [number for number, status in enumerate(self._status) if status == FAILED]
         behind: dict[int, list[int]] = {}
         for number, node in enumerate(nodes):
-            for one in {*node.gates, *(output.node for output in outputs_of(node))}:
+            after = node.after if self._plan.in_order else ()
+            for one in {*node.gates, *after, *(output.node for output in outputs_of(node))}:
                 behind.setdefault(one, []).append(number)
         while failed:
             cause = failed.pop()
@@ -805,11 +909,13 @@ class DataflowExecution:
                     self._status[number] = BLOCKED
                     op = f"{nodes[number].name}:{self._turns[number]}"
                     self._turns[number] += 1
-                    self._note(number, op, BLOCKED, cause, f"{self._op(cause)} failed")
+                    self._note(number, op, BLOCKED, self._op(cause), self._why_blocked(cause))
                     failed.append(number)
 
     def _failed(self, number: int, failure: Failure) -> None:
         node = self._plan.nodes[number]
+        if self._locks:
+            self._unlock(number)
         if node.on_error == "skip":
             self._skipped(number, self._op(number), f"{self._op(number)} failed, and its on_error skips it")
             return
@@ -895,7 +1001,7 @@ class DataflowExecution:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        if self._finished:
+        if self._finished or self._end is not None:
             return
         if self._cancelled is not None:
             children = any(self._plan.nodes[number].kind == "child" for number in self._open.values())
@@ -904,7 +1010,9 @@ class DataflowExecution:
         elif self._stopping or not self._left[0]:
             if self._failure is None:
                 try:
-                    if self._passed_on:
+                    if self._no_data >= 0:
+                        self._finish(Finish(RunStatus.COMPLETED, no_result(self._why_no_data())))
+                    elif self._passed_on:
                         self._complete()
                     else:
                         self._finish(Finish(RunStatus.COMPLETED, self._result()))
@@ -916,8 +1024,39 @@ class DataflowExecution:
                 self._finish(Finish(RunStatus.FAILED, error=self._failure))
 
     def _finish(self, finish: Finish) -> None:
+        """End the run; if the plan has a last node, when that has ended."""
+        if self._plan.last >= 0 and self._end is None:
+            self._begin_last(finish)
+            return
         self._finished = True
         self._commands.append(finish)
+
+    def _begin_last(self, end: Finish) -> None:
+        self._end, self._stopping = end, True
+        self._cancel_open(f"the run {_ENDS.get(end.status, end.status)}")
+        number = self._plan.last
+        node = self._plan.nodes[number]
+        self._input[STATUS] = Value(msgspec.json.encode(_ENDS.get(end.status, end.status)))
+        self._lost.clear()
+        self._status[number] = OPEN
+        self._call(number, node, f"{node.name}:0", self._gather(node.arguments) or {})
+
+    def _cancel_open(self, reason: str) -> None:
+        """Give up all that is still open, with its locks."""
+        self._commands += [CancelOp(op, reason) for op in self._open]
+        self._open.clear()
+        self._locking.clear()
+        self._running = 0
+        for number in list(self._locks):
+            self._unlock(number)
+
+    def _last_ended(self, event: ChildFinished) -> None:
+        """The last node has ended: if it failed, a run fails that would not have done so."""
+        end = self._end
+        assert end is not None
+        if event.error is not None and end.status is not RunStatus.FAILED:
+            end = Finish(RunStatus.FAILED, error=event.error)
+        self._finish(end)
 
     def _complete(self) -> None:
         """End, once the values of the result are there that are in blobs."""
@@ -952,6 +1091,11 @@ class DataflowExecution:
         if skipped:
             found[SKIPS] = Value(msgspec.json.encode(skipped))
         return as_object(found)
+
+
+def _is_no_data(value: Value) -> bool:
+    found = value.part(_STATUS)
+    return found is not None and found.data == NO_DATA
 
 
 def _readers(plan: Plan) -> list[int]:

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.plan import (
+    Absent,
     Argument,
     Carried,
     Collect,
@@ -88,6 +89,7 @@ class StoredNode(msgspec.Struct, frozen=True, omit_defaults=True):
     program: Manifest | None = None
     # What follows a failure of it: nothing, "skip" or "value".
     otherwise: str = ""
+    skips_rest: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,6 +112,9 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     waits: tuple[int, ...] = ()
     reads: tuple[tuple[int, ...], ...] = ()
     kept: tuple[int, ...] = ()
+    jobs: bool = False
+    in_order: bool = False
+    last: int = -1
 
 
 _decode = msgspec.json.Decoder(Manifest).decode
@@ -154,6 +159,9 @@ def manifest_of(plan: Plan, name: str, version: str, inputs: Mapping[str, str]) 
         plan.waits,
         plan.reads,
         tuple(sorted(plan.kept)),
+        plan.jobs,
+        plan.in_order,
+        plan.last,
     )
 
 
@@ -180,6 +188,7 @@ def _stored_node(node: Node, names: _Names) -> StoredNode:
         mapped.tolerate,
         inner,
         "skip" if node.on_error == "skip" else "" if node.otherwise is None else "value",
+        node.skips_rest,
     )
 
 
@@ -242,6 +251,9 @@ def plan_of(manifest: Manifest) -> Plan:
         frozenset(manifest.required),
         manifest.on_failure,
         manifest.max_rounds,
+        jobs=manifest.jobs,
+        in_order=manifest.in_order,
+        last=manifest.last,
     )
 
 
@@ -266,6 +278,7 @@ def _node(node: StoredNode, numbers: Mapping[str, int]) -> Node:
         after=tuple(numbers[one] for one in node.after),
         on_error="skip" if node.otherwise == "skip" else "fail",
         otherwise=Const(None) if node.otherwise == "value" else None,
+        skips_rest=node.skips_rest,
     )
 
 
@@ -290,9 +303,9 @@ def _output(source: StoredSource, numbers: Mapping[str, int]) -> Output:
     return Output(numbers[source.node], source.path)
 
 
-def _made(parts: Sequence[Value | None]) -> bytes | None:
+def _made(parts: Sequence[Value | None]) -> bytes | Absent:
     """In place of what computes a value: there is one if there are all its parts."""
-    return None if None in parts else b"null"
+    return Absent("a value that it takes was not given") if None in parts else b"null"
 
 
 def _no_code(*_: Any, **__: Any) -> Any:

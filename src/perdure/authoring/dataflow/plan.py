@@ -69,13 +69,19 @@ class FirstOf(msgspec.Struct, frozen=True, gc=False):
     parts: tuple[Source, ...]
 
 
+class Absent(msgspec.Struct, frozen=True, gc=False):
+    """Why there is no value: another one does not exist that it is made of."""
+
+    reason: str
+
+
 class Computed(msgspec.Struct, frozen=True):
     """A value that a pure function makes of others, encoded; it is given None for those that do not exist.
 
-    It returns None if it has no value without them, and raises ExpressionFailed if it has none at all.
+    It returns Absent if it has no value without them, and raises ExpressionFailed if it has none at all.
     """
 
-    call: Callable[[Sequence[Value | None]], bytes | None]
+    call: Callable[[Sequence[Value | None]], bytes | Absent]
     parts: tuple[Source, ...]
 
 
@@ -143,6 +149,14 @@ class Mapped(msgspec.Struct, frozen=True):
     until: Callable[[Any], bool] | None = None
 
 
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that is held while a node runs: its key, and how long it is waited for."""
+
+    key: Source
+    ttl: float
+    wait: float | None = None
+
+
 class Node(msgspec.Struct, frozen=True):
     """One node. `outputs` are the names of its values: of several, each is an element of what it returns."""
 
@@ -167,6 +181,9 @@ class Node(msgspec.Struct, frozen=True):
     # What follows a failure of the node: it fails, is skipped, or has this value in place of its own.
     on_error: Literal["fail", "skip"] = "fail"
     otherwise: Source | None = None
+    lock: Lock | None = None
+    # Whether what has not begun is skipped, and the program has no result, if it returns {"status": "no_data"}.
+    skips_rest: bool = False
 
 
 # --- loops and the whole --------------------------------------------------------------------------------------------
@@ -227,6 +244,17 @@ class Plan(msgspec.Struct, frozen=True):
     patches: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     renamed: dict[str, str] = {}
+    # Whether its nodes are jobs: one that lacks a value is blocked, also where the value was only skipped.
+    jobs: bool = False
+    # Whether nodes come after each other: what comes after a failure is blocked by it.
+    in_order: bool = False
+    # The node that runs when the others have ended, however they did; it is a child, and in no region. -1: there is
+    # none. It may take the input `STATUS`.
+    last: int = -1
+
+
+# The input that says how a run has ended, for the last node: succeeded, failed, cancelled or bailed.
+STATUS = ".status"
 
 
 def outputs_in(source: Source) -> Iterable[Output]:
@@ -244,6 +272,8 @@ def outputs_of(node: Node) -> Iterable[Output]:
         yield from outputs_in(argument.source)
     if node.otherwise is not None:
         yield from outputs_in(node.otherwise)
+    if node.lock is not None:
+        yield from outputs_in(node.lock.key)
 
 
 def passed_on(plan: Plan) -> list[bool]:
@@ -256,7 +286,7 @@ def passed_on(plan: Plan) -> list[bool]:
         if node.mapped is not None or node.program is not None:
             found[number] = False  # the results of its items are joined, and what a program says in its result is read
         plain = node.kind == "step" and node.mapped is None and node.when is None and node.otherwise is None
-        plain = plain and not may_be_long(argument.name for argument in node.arguments)
+        plain = plain and node.lock is None and not may_be_long(argument.name for argument in node.arguments)
         sources = [argument.source for argument in node.arguments]
         looked_into += (
             [output for source in sources if not _is_whole(source) for output in outputs_in(source)]

@@ -181,7 +181,7 @@ class _Shown(DataflowExecution):
         else:
             super()._decide(number, node, op, arguments)
 
-    def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+    def _not_run(self, number: int, op: str, status: int, by: str, reason: str) -> None:
         if self._past.began(op):
             # A value that was computed had a default, which the structure does not tell.
             self._status[number], self._open[op] = OPEN, number

@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.build import Built, Draft, Made, Options, Wanted, build
-from perdure.authoring.dataflow.plan import Mapped, Node, Question
+from perdure.authoring.dataflow.plan import STATUS, Absent, Mapped, Node, Question
 from perdure.authoring.dataflow.values import Value
 from perdure.authoring.flow.components import Component, Components, NoComponent, made_of
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
-from perdure.authoring.flow.format import FlowDef, MapDef, StepDef, VariableDef, kind_of, validator, whole_schema
+from perdure.authoring.flow.format import (
+    FINALLY,
+    FlowDef,
+    JobDef,
+    LockDef,
+    MapDef,
+    StepDef,
+    VariableDef,
+    kind_of,
+    validator,
+    whole_schema,
+)
+from perdure.authoring.flow.job import Job
 from perdure.authoring.flow.secrets import with_secrets
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.authoring.flow.values import Given, Missing, Template, template
+from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, remove
 from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, UsageError
+from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
+from perdure.kernel.policies.retry import Retry
 
 # Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself. No step
 # has a dot in its id.
 INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
 # The step that reads variables of the environment, and its value.
 VARIABLES = "vars"
-ROOTS = ("input", "steps", "vars", "run", "secrets")
-RUN_KEYS = ("id",)
+ROOTS = ("input", "steps", "jobs", "vars", "run", "secrets")
+# Of a run, what is no part of RUN.
+_RUN = {"workspace": WORKSPACE, "status": STATUS}
 # Items of a map are never run in chunks: expressions take the list of results, and not a reference to it.
 NO_CHUNKS = 1 << 62
 
@@ -38,9 +55,13 @@ class Scope:
     """What expressions can refer to at one place, and the names of the values that they did."""
 
     def __init__(
-        self, flow: FlowDef, ids: Mapping[str, Mark], mapped: MapDef | None = None, secrets: bool = False
+        self,
+        flow: FlowDef,
+        job: JobDef | None,
+        mapped: MapDef | None = None,
+        secrets: bool = False,
     ) -> None:
-        self._flow, self._ids, self._secrets = flow, ids, secrets
+        self._flow, self._job, self._secrets = flow, job, secrets
         # Of a map, the first two values are the item and its position.
         self._items = {} if mapped is None else {"item": 0, mapped.name: 0, "index": 1}
         self.names: list[str] = [] if mapped is None else ["", ""]
@@ -59,17 +80,46 @@ class Scope:
         if not path or not isinstance(path[0], str):
             raise Wrong("F011", reference.at, f"name what of {root} is meant, as in {root}.name")
         name = path[0]
+        if root == "jobs":
+            return self._step_of_job(reference, name)
         if root == "steps":
-            self._check(reference, name, self._ids, "F012", "step")
-            return self._at(name), path[1:]
+            return self._step(reference, name)
         if root == "input":
             self._check(reference, name, self._flow.inputs, "F013", "input")
             return self._at(INPUT + name), path[1:]
         if root == "run":
-            self._check(reference, name, RUN_KEYS, "F013", "value of a run")
-            return self._at(RUN), path
+            self._check(reference, name, self._run_keys(), "F013", "value of a run")
+            return (self._at(_RUN[name]), path[1:]) if name in _RUN else (self._at(RUN), path)
         self._check(reference, name, self._flow.variables, "F013", "variable")
         return self._at(VARIABLES if self._flow.variables[name].env else CONSTANTS), path
+
+    def _step(self, reference: Reference, name: str) -> tuple[int, Path]:
+        flow, job = self._flow, self._job
+        known = {} if job is None else job.ids
+        if not flow.jobs and (job is None or job.id == FINALLY):
+            known = {**flow.ids, **known}
+        owner = None if name in known else next((one.id for one in flow.jobs if name in one.ids), None)
+        if owner is not None:
+            raise Wrong("F012", reference.at, f"{name!r} is a step of another job: write jobs.{owner}.{name}")
+        self._check(reference, name, known, "F012", "step")
+        return self._at(name), reference.path[1:]
+
+    def _step_of_job(self, reference: Reference, name: str) -> tuple[int, Path]:
+        jobs = {job.id: job for job in self._flow.jobs}
+        self._check(reference, name, jobs, "F012", "job")
+        if len(reference.path) < 2 or not isinstance(reference.path[1], str):
+            raise Wrong("F011", reference.at, f"name the step that is meant, as in jobs.{name}.step")
+        step = reference.path[1]
+        self._check(reference, step, jobs[name].ids, "F012", f"step of the job {name}")
+        if self._job is not None and name == self._job.id:
+            raise Wrong("F012", reference.at, f"{name!r} is this job: write steps.{step}")
+        return self._at(f"{name}.{step}"), reference.path[2:]
+
+    def _run_keys(self) -> list[str]:
+        found = ["id"]
+        if self._flow.workspace is not None:
+            found.append("workspace")
+        return [*found, "status"] if self._job is not None and self._job.id == FINALLY else found
 
     def secret(self, reference: Reference) -> str | None:
         """The name of the secret that it refers to; None if it is none. Raises Wrong."""
@@ -108,24 +158,51 @@ class Compiler:
     """
 
     def __init__(
-        self, flow: FlowDef, components: Components, problems: Problems, mocks: Mapping[str, Any] | None = None
+        self,
+        flow: FlowDef,
+        components: Components,
+        problems: Problems,
+        mocks: Mapping[str, Any] | None = None,
+        job: JobDef | None = None,
     ) -> None:
         self._flow, self._components, self._problems, self._mocks = flow, components, problems, mocks
-        self._ids = flow.ids
-        # By step: what it comes after, in any way.
+        self._job = job
+        self._ids = flow.ids if job is None else job.ids
+        # By step or job: what it comes after, in any way.
         self._before: dict[str, list[str]] = {}
 
     def build(self) -> Built:
         """The plan. Raises FlowInvalid with all problems."""
-        drafts = [draft for step in self._flow.steps if (draft := self._draft(step)) is not None]
+        flow = self._flow
+        drafts = self._drafts(flow.steps)
+        jobs = {job.id: self._of_job(job) for job in flow.jobs}
+        found = [self._job_draft(job, jobs[job.id]) for job in flow.jobs]
+        final = None if flow.final is None else self._of_job(flow.final)
         made = self._output()
         self._check_cycles()
         self._problems.stop()
-        used = {name for draft in drafts for wanted in draft.reads for name in wanted.values}
-        if VARIABLES in used or any(VARIABLES in wanted.values for wanted in made or ()):
-            drafts.append(_variables(self._flow.variables))
+        inside = [*(part for _, part in jobs.values()), *(() if final is None else (final[1],))]
+        used = _values((*drafts, *found, *(draft for part in inside for draft in part)), made or ())
+        drafts += [
+            self._with_program(draft, job, *jobs[job.id], used) for draft, job in zip(found, flow.jobs, strict=True)
+        ]
+        if VARIABLES in used:
+            drafts.append(_variables(flow.variables))
+        if WORKSPACE in used:
+            drafts.append(self._workspace())
+        if made is None and flow.jobs:
+            made = tuple(Wanted(job.id, (job.id,)) for job in flow.jobs if not self._is_taken(job.id))
         single = made is not None and len(made) == 1 and made[0].name == ""
-        options = Options(made=made, single=single, on_failure=self._flow.on_failure)
+        options = Options(
+            made=made,
+            single=single,
+            on_failure=flow.on_failure,
+            jobs=bool(flow.jobs),
+            last=self._last(final, WORKSPACE in used),
+        )
+        return self._built(drafts, options)
+
+    def _built(self, drafts: Sequence[Draft], options: Options) -> Built:
         try:
             return build(drafts, options)
         except GraphInvalid as error:
@@ -136,20 +213,110 @@ class Compiler:
             self._problems.stop()
             raise
 
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    def _of_job(self, job: JobDef) -> tuple[Compiler, list[Draft]]:
+        """The steps of a job, and what compiles them."""
+        mocks = self._mocks
+        if mocks is not None and job.id != FINALLY:
+            mocks = {id.removeprefix(f"{job.id}."): mock for id, mock in mocks.items() if id.startswith(f"{job.id}.")}
+        part = Compiler(self._flow, self._components, self._problems, mocks, job)
+        drafts = part._drafts(job.steps)
+        part._check_cycles()
+        return part, drafts
+
+    def _job_draft(self, job: JobDef, inside: tuple[Compiler, list[Draft]]) -> Draft:
+        """A job without its program, which depends on what other jobs take of it."""
+        before = self._before[job.id] = self._known_before(job.id, job.needs, job.after, "job")
+        condition = self._condition(job)
+        lock = self._lock(job.lock)
+        for name in _values((*inside[1], Draft(Node("", "child"), condition=_held(condition), lock=lock)), ()):
+            before += [name.partition(".")[0]] if name.partition(".")[0] in self._ids else []
+        where = self._at(job.mark)
+        return Draft(
+            Node(job.id, "child", outputs=(job.id,), where=where),
+            after=tuple(name for name, _ in job.after),
+            condition=_held(condition),
+            lock=lock,
+        )
+
+    def _with_program(self, draft: Draft, job: JobDef, part: Compiler, drafts: list[Draft], used: set[str]) -> Draft:
+        own, taken = _values(drafts, ()), [id for id in job.ids if f"{job.id}.{id}" in used]
+        results = taken if self._flow.output is not None else [id for id in job.ids if id in taken or id not in own]
+        made = tuple(Wanted(id, (id,)) for id in results)
+        built = part._built(drafts, Options(made=made, in_order=job.in_order))
+        node = self._with_job(draft.node, job, built)
+        if self._mocks is not None and job.id in self._mocks:
+            node = _mocked(node, self._mocks[job.id])
+        makes = (Made(job.id), *(Made(f"{job.id}.{id}", (id,)) for id in taken))
+        return msgspec.structs.replace(draft, node=node, wants=_taken(built), makes=makes)
+
+    def _with_job(self, node: Node, job: JobDef, built: Built) -> Node:
+        inner = {one.name: one.program.version for one in built.plan.nodes if one.program is not None}
+        version = sha256(msgspec.json.encode([job.canonical, inner], order="sorted")).hexdigest()[:16]
+        program = Job(f"{self._flow.name}.{job.id}", version, built.plan, tuple(built.inputs))
+        return msgspec.structs.replace(node, returns=program.returns, program=program)
+
+    def _is_taken(self, id: str) -> bool:
+        """Whether another job needs this one, or refers to it."""
+        return any(id in before for before in self._before.values())
+
+    def _last(self, final: tuple[Compiler, list[Draft]] | None, workspace: bool) -> Draft | None:
+        """What runs in the end: the steps of `finally`, and what removes the workspace."""
+        flow = self._flow
+        drafts = [] if final is None else final[1]
+        if workspace and flow.workspace is not None and flow.workspace.cleanup != "never":
+            drafts = [*drafts, _removal(drafts, only_success=flow.workspace.cleanup == "on_success")]
+        if not drafts:
+            return None
+        job = flow.final or JobDef(FINALLY, flow.mark, (), {})
+        built = self._built(drafts, Options(made=(), on_failure="continue", in_order=True))
+        node = self._with_job(Node(FINALLY, "child", where=self._at(job.mark)), job, built)
+        return Draft(node, _taken(built))
+
+    def _workspace(self) -> Draft:
+        assert self._flow.workspace is not None
+        root = os.path.abspath(os.path.join(self._components.folder, self._flow.workspace.root))
+
+        def make_workspace(run: dict[str, str]) -> str:
+            return make(root, run["id"])
+
+        spec = _spec(make_workspace, MAKE)
+        where = self._at(self._flow.workspace.mark)
+        node = Node(MAKE, "step", outputs=(WORKSPACE,), where=where, spec=spec)
+        return Draft(node, (Wanted("run", (RUN,), keyword=True),), (Made(WORKSPACE),))
+
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _draft(self, step: StepDef) -> Draft | None:
-        add, file = self._problems.add, self._problems.file
-        where = f"{file}:{step.mark.line}:{step.mark.column}"
-        before = self._before[step.id] = []
-        for what, names in (("needs", step.needs), ("after", step.after)):
+    def _drafts(self, steps: Sequence[StepDef]) -> list[Draft]:
+        found: list[Draft] = []
+        in_order = self._job is not None and self._job.in_order
+        for number, step in enumerate(steps):
+            draft = self._draft(step)
+            previous = (steps[number - 1].id,) if in_order and number and steps[number - 1].id != step.id else ()
+            self._before[step.id] += previous
+            if draft is not None:
+                found.append(msgspec.structs.replace(draft, after=tuple(dict.fromkeys((*draft.after, *previous)))))
+        return found
+
+    def _known_before(
+        self, id: str, needs: Sequence[tuple[str, Mark]], after: Sequence[tuple[str, Mark]], kind: str
+    ) -> list[str]:
+        """What a step or a job says that it comes after."""
+        before, add = list[str](), self._problems.add
+        for what, names in (("needs", needs), ("after", after)):
             for name, mark in names:
                 if name not in self._ids:
-                    add(mark, "F012", f"unknown step {name!r} in {what}; {did_you_mean(name, self._ids)}")
-                elif name == step.id:
+                    add(mark, "F012", f"unknown {kind} {name!r} in {what}; {did_you_mean(name, self._ids)}")
+                elif name == id:
                     add(mark, "F016", f"{name!r} cannot come after itself")
                 else:
                     before.append(name)
+        return before
+
+    def _draft(self, step: StepDef) -> Draft | None:
+        add, where = self._problems.add, self._at(step.mark)
+        before = self._before[step.id] = self._known_before(step.id, step.needs, step.after, "step")
         if "${{" in step.use.value:
             add(step.use.mark, "F014", "use is no place for an expression: which steps there are is known beforehand")
             return None
@@ -163,7 +330,9 @@ class Compiler:
         otherwise = None
         if isinstance(step.on_error, Item):
             otherwise = self._wanted("value", step.on_error, where)
-        for wanted in (*wants, *(condition or ()), *((otherwise,) if otherwise is not None else ())):
+        lock = self._lock(step.lock)
+        others = (otherwise, None if lock is None else lock[0])
+        for wanted in (*wants, *(condition or ()), *(one for one in others if one is not None)):
             before += [name for name in wanted.values if name in self._ids]
         node = self._node(step, component, where, secrets)
         if node is None:
@@ -177,14 +346,22 @@ class Compiler:
             )
         if step.on_error == "skip":
             node = msgspec.structs.replace(node, on_error="skip")
+        if step.skips_job:
+            node = msgspec.structs.replace(node, skips_rest=True)
         return Draft(
             node,
             wants,
             (Made(step.id),),
             tuple(name for name, _ in step.after),
-            condition=None if condition is None else (_holds, condition),
+            condition=_held(condition),
             otherwise=otherwise,
+            lock=lock,
         )
+
+    def _lock(self, lock: LockDef | None) -> tuple[Wanted, float, float | None] | None:
+        if lock is None:
+            return None
+        return self._wanted("key", lock.key, self._where(lock.key)), lock.ttl, lock.wait
 
     def _node(
         self, step: StepDef, component: Component, where: str, secrets: Mapping[str, tuple[Path, ...]]
@@ -252,7 +429,7 @@ class Compiler:
             return None
         on_timeout = None
         if step.on_timeout is not None:
-            made = template(step.on_timeout, Scope(self._flow, self._ids), self._problems)
+            made = template(step.on_timeout, Scope(self._flow, self._job), self._problems)
             if made.constant is None:
                 add(step.on_timeout.mark, "F014", "the value of on_timeout is fixed; it has no expressions")
             else:
@@ -292,14 +469,14 @@ class Compiler:
         allowed = component.kind == "step"
         for name, item in items.items():
             where = self._where(item)
-            scope = Scope(self._flow, self._ids, step.map, allowed)
+            scope = Scope(self._flow, self._job, step.map, allowed)
             made = template(item, scope, self._problems)
             if made.secrets:
                 secrets[name] = made.secrets
             if step.map is None:
                 wants.append(_wanted(name, made, scope, where, self._is_optional))
                 continue
-            over_scope = Scope(self._flow, self._ids)
+            over_scope = Scope(self._flow, self._job)
             over = template(step.map.over, over_scope, self._problems)
             if scope.takes_item:
                 columns.append(name)
@@ -330,7 +507,7 @@ class Compiler:
             mark = step.use.mark if step.arguments is None else step.arguments.mark
             self._problems.add(mark, "F022", f"{step.use.value} needs {listed}")
 
-    def _condition(self, step: StepDef) -> tuple[Wanted, ...] | None:
+    def _condition(self, step: StepDef | JobDef) -> tuple[Wanted, ...] | None:
         needed = tuple(
             Wanted(f"needs_{name}", (name,), type=Raw) for name, _ in dict(step.needs).items() if name in self._ids
         )
@@ -341,7 +518,7 @@ class Compiler:
         return (*needed, self._wanted("holds", step.when, self._where(step.when)))
 
     def _wanted(self, name: str, item: Item, where: str) -> Wanted:
-        scope = Scope(self._flow, self._ids)
+        scope = Scope(self._flow, self._job)
         return _wanted(name, template(item, scope, self._problems), scope, where, self._is_optional)
 
     def _output(self) -> tuple[Wanted, ...] | None:
@@ -355,11 +532,16 @@ class Compiler:
 
     def _is_optional(self, name: str) -> bool:
         """Whether a value that no step makes may not be there."""
-        known = self._flow.inputs.get(name.removeprefix(INPUT)) if name.startswith(INPUT) else None
-        return known is not None and not known.required and not known.has_default
+        if name.startswith(INPUT):
+            known = self._flow.inputs.get(name.removeprefix(INPUT))
+            return known is not None and not known.required and not known.has_default
+        return self._job is not None and name not in self._ids and not name.startswith(".")
 
     def _where(self, item: Item) -> str:
-        return f"{self._problems.file}:{item.mark.line}:{item.mark.column}"
+        return self._at(item.mark)
+
+    def _at(self, mark: Mark) -> str:
+        return f"{self._problems.file}:{mark.line}:{mark.column}"
 
     # --- order ------------------------------------------------------------------------------------------------------
 
@@ -384,7 +566,8 @@ class Compiler:
             way.append(following)
         way = [*way[way.index(following) :], following][::-1]
         mark = self._ids[way[0]]
-        self._problems.add(mark, "F016", f"these steps wait for each other: {' → '.join(way)}")
+        what = "jobs" if self._job is None and self._flow.jobs else "steps"
+        self._problems.add(mark, "F016", f"these {what} wait for each other: {' → '.join(way)}")
 
 
 def _variables(variables: Mapping[str, VariableDef]) -> Draft:
@@ -400,8 +583,60 @@ def _variables(variables: Mapping[str, VariableDef]) -> Draft:
             found[name] = value
         return found
 
-    spec = made_of(vars, VARIABLES).spec
+    spec = _spec(vars, VARIABLES)
     return Draft(Node(VARIABLES, "step", outputs=(VARIABLES,), spec=spec), (), (Made(VARIABLES),))
+
+
+def _spec(function: Callable[..., Any], name: str, **options: Any) -> StepSpec:
+    """A step of a flow's own."""
+    spec = made_of(function, name).spec
+    assert spec is not None
+    return dataclasses.replace(spec, name=name, **options)
+
+
+def _removal(drafts: Sequence[Draft], only_success: bool) -> Draft:
+    """The step that removes the workspace: after all others, if the run succeeded and they did, or in any case."""
+    ids = tuple(draft.node.name for draft in drafts)
+
+    def remove_workspace(path: str, run: dict[str, str]) -> bool:
+        return remove(path, run["id"])
+
+    condition: tuple[Wanted, ...] | None = None
+    if only_success:
+        ended = tuple(Wanted(f"ended_{id}", (id,), compute=lambda given: b"true") for id in ids)
+        condition = (*ended, Wanted("holds", (STATUS,), compute=_is_success))
+    # A command that is being ended may still write to it.
+    spec = _spec(remove_workspace, REMOVE, retry=Retry(attempts=5, initial=0.2))
+    path = Wanted("path", (WORKSPACE,), keyword=True, compute=_path)
+    return Draft(
+        Node(REMOVE, "step", spec=spec),
+        (path, Wanted("run", (RUN,), keyword=True)),
+        after=ids,
+        condition=_held(condition),
+    )
+
+
+def _is_success(given: Given) -> bytes:
+    return b"true" if given[0] is not None and given[0].data == b'"succeeded"' else b"false"
+
+
+def _path(given: Given) -> bytes | Absent:
+    return Absent("the run has no workspace") if given[0] is None else given[0].data
+
+
+def _values(drafts: Iterable[Draft], made: Iterable[Wanted]) -> set[str]:
+    """The names of the values that nodes and results take."""
+    found = {name for draft in drafts for wanted in draft.reads for name in wanted.values}
+    return found.union(name for wanted in made for name in wanted.values)
+
+
+def _taken(built: Built) -> tuple[Wanted, ...]:
+    """What a job takes: it begins also without what its steps may have a default for."""
+    return tuple(Wanted(name, (name,), required=False, keyword=True) for name in built.inputs)
+
+
+def _held(condition: tuple[Wanted, ...] | None) -> tuple[Callable[..., Any], tuple[Wanted, ...]] | None:
+    return None if condition is None else (_holds, condition)
 
 
 def _mocked(node: Node, result: Any) -> Node:
@@ -410,10 +645,7 @@ def _mocked(node: Node, result: Any) -> Node:
     def mock(**given: Any) -> Any:
         return result
 
-    made = made_of(mock, node.name).spec
-    assert made is not None
-    spec = dataclasses.replace(made, name=node.name)
-    return Node(node.name, "step", outputs=node.outputs, where=node.where, spec=spec)
+    return Node(node.name, "step", outputs=node.outputs, where=node.where, spec=_spec(mock, node.name))
 
 
 def _nothing() -> None:
@@ -433,15 +665,14 @@ def _wanted(name: str, made: Template, scope: Scope, where: str, is_optional: Ca
 
 def _filled(
     made: Template, names: Sequence[str], before: Sequence[None], where: str
-) -> Callable[[Given], bytes | None]:
+) -> Callable[[Given], bytes | Absent]:
     """A template as a function of the values that it takes."""
 
-    def compute(given: Given) -> bytes | None:
+    def compute(given: Given) -> bytes | Absent:
         try:
             return made.evaluate([*before, *given] if before else given)
         except Missing as missing:
-            _check_step(names[missing.slot], where)
-            return None
+            return _absent(names[missing.slot], where)
 
     return compute
 
@@ -452,15 +683,14 @@ def _column(
     """An argument of which there is one for each item of a list."""
     count = len(over_scope.names)
 
-    def compute(given: Given) -> bytes | None:
+    def compute(given: Given) -> bytes | Absent:
         names = over_scope.names
         try:
             items = _items(over.evaluate(given[:count]), over_where)
             names, rest = scope.names, given[count:]
             parts = [made.evaluate([Value(item), Value(b"%d" % index), *rest]) for index, item in enumerate(items)]
         except Missing as missing:
-            _check_step(names[missing.slot], where)
-            return None
+            return _absent(names[missing.slot], where)
         return b"[%b]" % b",".join(parts)
 
     return Wanted(name, (*over_scope.names, *scope.names[2:]), keyword=True, compute=compute)
@@ -473,7 +703,8 @@ def _items(data: bytes, where: str) -> list[Raw]:
         raise ExpressionFailed(where, f"map.over gives no list: {data[:80].decode(errors='replace')}") from None
 
 
-def _check_step(name: str, where: str) -> None:
-    """Raise ExpressionFailed for a value that does not exist, unless the step that makes it was skipped."""
+def _absent(name: str, where: str) -> Absent:
+    """Why a value is not there, whose step was skipped. Raises ExpressionFailed for an input that was not given."""
     if name.startswith(INPUT):
         raise ExpressionFailed(where, f"the input {name.removeprefix(INPUT)!r} is not given; write | default(...)")
+    return Absent(f"{'jobs' if '.' in name else 'steps'}.{name} has no value")

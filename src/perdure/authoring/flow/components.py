@@ -64,7 +64,7 @@ class Components:
         root: str,
         load: Callable[[str, str], Program],
     ) -> None:
-        self._allowed, self._given, self._folder, self._root, self._load = allowed, given, folder, root, load
+        self._allowed, self._given, self.folder, self._root, self._load = allowed, given, folder, root, load
 
     def find(self, use: str) -> Component:
         """The component of that name. Raises NoComponent."""
@@ -134,11 +134,11 @@ class Components:
     def _of_flow(self, path: str) -> Component:
         if not path.endswith((".yaml", ".yml", ".json")):
             raise NoComponent("F020", f"flow:{path} is no file; write flow:./other.yaml")
-        file = os.path.realpath(os.path.join(self._folder, path))
+        file = os.path.realpath(os.path.join(self.folder, path))
         if os.path.commonpath([file, self._root]) != self._root:
             raise NoComponent("F023", f"{path} is outside of the folder of this flow")
         try:
-            return of_program(self._load(os.path.join(self._folder, path), file))
+            return of_program(self._load(os.path.join(self.folder, path), file))
         except FlowInvalid as error:
             raise NoComponent("F023", f"{path} is no flow:\n  " + str(error).replace("\n", "\n  ")) from None
         except OSError as error:

@@ -20,6 +20,7 @@ from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
 from perdure.authoring.flow.components import Components
 from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
+from perdure.authoring.flow.job import Result, asks
 from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.config import Flows
@@ -29,22 +30,10 @@ from perdure.kernel.hints import did_you_mean
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.program import Defined
-from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
-from perdure.kernel.values.skips import plain_result
 
 _NUMBERS = itertools.count()
-
-
-class Result(OwnDecoder):
-    """How the result of a flow is read: as plain JSON, without what it says about steps that were skipped."""
-
-    def __repr__(self) -> str:
-        return "Any"
-
-    def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
-        """The function that decodes a result."""
-        return plain_result
 
 
 class FlowDependence(Dependence):
@@ -71,9 +60,7 @@ class Flow(DataflowProgram):
         self.returns = Result()
         self.decides = self.rests = True
         self.dataflow = FlowDependence(self.plan)
-        self.asks = any(
-            node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
-        )
+        self.asks = asks(self.plan)
         self.defined = Defined((file, self.name), f"{file}:1", next(_NUMBERS))
         self.types = tuple((f"={name}", Any) for name in self._inputs)
         self.defaults = {name: one.default for name, one in self._inputs.items() if not one.required}

@@ -24,6 +24,8 @@ _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 # Names that mean something else in expressions, or are ops of perdure's own.
 RESERVED = frozenset({"vars", "END"})
+# The key of what runs in the end, and the name of the node that it is.
+FINALLY = "finally"
 
 
 class InputDef(msgspec.Struct, frozen=True):
@@ -56,6 +58,22 @@ class MapDef(msgspec.Struct, frozen=True):
     on_error: Literal["fail", "none", "skip"]
 
 
+class LockDef(msgspec.Struct, frozen=True):
+    """The lock that a step or a job holds while it runs; `wait` is how long it waits for it at most."""
+
+    key: Item
+    ttl: float
+    wait: float | None
+
+
+class WorkspaceDef(msgspec.Struct, frozen=True):
+    """The folder in which each run has one of its own, and when that is removed."""
+
+    root: str
+    cleanup: Literal["on_success", "always", "never"]
+    mark: Mark
+
+
 class StepDef(msgspec.Struct, frozen=True):
     """A step, as it is written."""
 
@@ -73,6 +91,25 @@ class StepDef(msgspec.Struct, frozen=True):
     # The value after a timeout of a wait.
     on_timeout: Item | None
     map: MapDef | None
+    lock: LockDef | None
+    # Whether the rest of the job is skipped if the result says that there is no data.
+    skips_job: bool
+
+
+class JobDef(msgspec.Struct, frozen=True):
+    """A job, as it is written: steps in their order, or by their data."""
+
+    id: str
+    mark: Mark
+    steps: tuple[StepDef, ...]
+    ids: dict[str, Mark]
+    in_order: bool = True
+    when: Item | None = None
+    needs: tuple[tuple[str, Mark], ...] = ()
+    after: tuple[tuple[str, Mark], ...] = ()
+    lock: LockDef | None = None
+    # What makes a difference to a run.
+    canonical: Any = None
 
 
 class CaseDef(msgspec.Struct, frozen=True):
@@ -94,8 +131,12 @@ class FlowDef(msgspec.Struct, frozen=True):
     variables: dict[str, VariableDef]
     schemas: dict[str, Any]
     steps: tuple[StepDef, ...]
-    # The ids of all steps, also of those that are wrong.
+    jobs: tuple[JobDef, ...]
+    # The ids of all steps, or of all jobs, also of those that are wrong.
     ids: dict[str, Mark]
+    # What runs in the end, whatever has happened.
+    final: JobDef | None
+    workspace: WorkspaceDef | None
     output: Item | None
     tests: tuple[CaseDef, ...]
     on_failure: Literal["stop", "continue"]
@@ -112,9 +153,12 @@ FLOW_KEYS = {
     "variables": "Fixed values, variables of the environment, and secrets.",
     "schemas": "JSON Schemas that others refer to, as {$ref: '#/schemas/NAME'}.",
     "steps": "What is done. A step runs when all that it refers to has ended.",
+    "jobs": "In place of steps: groups of steps. A job runs when the jobs have ended that it needs or refers to.",
     "output": "The result of a run.",
     "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
     "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
+    "finally": "Steps that run in the end, in this order, whatever has happened; run.status says what.",
+    "workspace": "A folder in which each run has one of its own, run.workspace, and when that is removed.",
 }
 STEP_KEYS = {
     "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
@@ -128,8 +172,25 @@ STEP_KEYS = {
     "on_error": "What follows the last failure: fail, skip, or {value: ...} in place of the result.",
     "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
     "map": "Runs the step once for each item of a list.",
+    "lock": "A lock that the step holds while it runs, with all of its attempts; no two runs hold it at once.",
+    "on_no_data": "In a job, `skip_job`: after the result {status: no_data} the rest of the job is skipped.",
     "description": "What the step is for.",
 }
+JOB_KEYS = {
+    "id": "The name of the job: jobs.ID.STEP in expressions, and ID:0 in its runs.",
+    "steps": "What is done.",
+    "in_order": "Whether steps run in the order in which they are written, which is so unless this is false.",
+    "needs": "Jobs that must have succeeded before; otherwise the job is blocked.",
+    "after": "Jobs that must have ended before, however they did.",
+    "when": "An expression; the job is skipped where it is false.",
+    "lock": "A lock that the job holds while it runs.",
+    "description": "What the job is for.",
+}
+LOCK_KEYS = ("key", "ttl", "wait")
+WORKSPACE_KEYS = ("root", "cleanup")
+CLEANUPS = ("on_success", "always", "never")
+# How long a lock outlives a run whose process died.
+LOCK_TTL = 30.0
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")
@@ -152,7 +213,10 @@ def read_flow(root: Item, problems: Problems) -> FlowDef:
 class _Reader:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
+        # The ids of the list that is being read, and those that tests may name.
         self._ids: dict[str, Mark] = {}
+        self._known: set[str] = set()
+        self._in_job = False
 
     def flow(self, root: Item) -> FlowDef | None:
         add = self._problems.add
@@ -164,19 +228,32 @@ class _Reader:
             add(root.mark, "F006", "a flow begins with the version of its format: `perdure: 1`")
         elif version.value != VERSION or isinstance(version.value, bool):
             add(version.mark, "F002", f"the version of the format is {VERSION}; this is {version.plain()!r:.40}")
-        self._keys(root, FLOW_KEYS, "a flow", ("name", "steps"))
+        self._keys(root, FLOW_KEYS, "a flow", ("name",))
+        jobs = "jobs" in root.value
+        if jobs and "steps" in root.value:
+            add(root.keys["jobs"], "F005", "a flow has steps or jobs, and not both")
+        elif not jobs and "steps" not in root.value:
+            add(root.mark, "F006", "a flow needs the key 'steps', or 'jobs'")
         name = self._get(root, "name", self._program_name) or "?"
         for key in ("version", "description"):
             self._get(root, key, self._text)
         schemas = self._get(root, "schemas", self._schemas) or {}
+        found = self._get(root, "jobs", self._jobs) or () if jobs else ()
+        steps = () if jobs else self._steps(root)
+        ids, self._ids = self._ids, {}
+        final = self._final(root, ids)
+        self._known = {*ids, *(f"{job.id}.{id}" for job in found for id in job.ids), *self._ids}
         return FlowDef(
             name,
             root.mark,
             self._named(root, "inputs", lambda item: self._input(item, schemas)),
             self._named(root, "variables", self._variable),
             schemas,
-            self._steps(root),
-            self._ids,
+            steps,
+            found,
+            ids,
+            final,
+            self._get(root, "workspace", self._workspace),
             root.value.get("output"),
             self._get(root, "tests", self._tests) or (),
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
@@ -248,16 +325,82 @@ class _Reader:
         default = item.value.get("default")
         return VariableDef(default is not None, default and default.plain(), env, secret, item.mark)
 
-    def _steps(self, root: Item) -> tuple[StepDef, ...]:
-        item = root.value.get("steps")
-        if item is None:
-            return ()
-        if not isinstance(item.value, list):
-            self._problems.add(item.mark, "F002", f"steps is a list, each with an id; this is {kind_of(item)}")
+    def _steps(self, root: Item, key: str = "steps", of: str = "a flow") -> tuple[StepDef, ...]:
+        item = root.value.get(key)
+        if item is None or not self._is_list(item, key):
             return ()
         if not item.value:
-            self._problems.add(item.mark, "F002", "a flow has at least one step")
+            self._problems.add(item.mark, "F002", f"{of} has at least one step")
         return tuple(step for one in item.value if (step := self._step(one)) is not None)
+
+    def _is_list(self, item: Item, what: str) -> bool:
+        if not isinstance(item.value, list):
+            self._problems.add(item.mark, "F002", f"{what} is a list, each with an id; this is {kind_of(item)}")
+        return isinstance(item.value, list)
+
+    def _jobs(self, item: Item) -> tuple[JobDef, ...]:
+        if not self._is_list(item, "jobs"):
+            return ()
+        if not item.value:
+            self._problems.add(item.mark, "F002", "a flow has at least one job")
+        return tuple(job for one in item.value if (job := self._job(one)) is not None)
+
+    def _job(self, item: Item) -> JobDef | None:
+        if not self._is_object(item, "a job"):
+            return None
+        self._keys(item, JOB_KEYS, "a job", ("id", "steps"))
+        id = self._get(item, "id", self._name)
+        if id is not None:
+            self._take_id(id, item.value["id"].mark, "job")
+        self._get(item, "description", self._text)
+        in_order = self._get(item, "in_order", self._flag)
+        jobs, self._ids, self._in_job = self._ids, {}, True
+        steps = self._steps(item, of="a job")
+        ids, self._ids, self._in_job = self._ids, jobs, False
+        found: dict[str, Any] = {
+            "needs": self._get(item, "needs", self._names) or (),
+            "after": self._get(item, "after", self._names) or (),
+            "lock": self._get(item, "lock", self._lock),
+            "canonical": _canonical(item.plain()),
+        }
+        if id is None:
+            return None
+        return JobDef(id, item.value["id"].mark, steps, ids, in_order is not False, item.value.get("when"), **found)
+
+    def _final(self, root: Item, ids: Mapping[str, Mark]) -> JobDef | None:
+        """The steps of `finally`, as a job."""
+        item = root.value.get("finally")
+        if item is None:
+            return None
+        if FINALLY in ids:
+            self._problems.add(ids[FINALLY], "F003", f"{FINALLY!r} is the name of what runs in the end")
+        steps = self._steps(root, FINALLY, FINALLY)
+        return JobDef(FINALLY, item.mark, steps, self._ids)
+
+    def _workspace(self, item: Item) -> WorkspaceDef | None:
+        if not self._is_object(item, "workspace") or not self._keys(item, WORKSPACE_KEYS, "workspace", ("root",)):
+            return None
+        root = self._get(item, "root", self._text)
+        cleanup: Any = self._get(item, "cleanup", lambda one: self._one_of(one, CLEANUPS)) or "on_success"
+        if root is not None and (not root or "${{" in root or "\0" in root):
+            self._problems.add(item.value["root"].mark, "F014", "root is the name of a folder, without expressions")
+            return None
+        return None if root is None else WorkspaceDef(root, cleanup, item.mark)
+
+    def _lock(self, item: Item) -> LockDef | None:
+        if isinstance(item.value, str):
+            return LockDef(item, LOCK_TTL, None)
+        if not self._is_object(item, "a lock") or not self._keys(item, LOCK_KEYS, "a lock", ("key",)):
+            return None
+        ttl = self._get(item, "ttl", self._duration)
+        if ttl == 0:
+            self._problems.add(item.value["ttl"].mark, "F002", "ttl is how long the lock of a dead run stays: not 0")
+        return LockDef(item.value["key"], ttl or LOCK_TTL, self._get(item, "wait", self._duration))
+
+    def _no_data(self, item: Item) -> bool:
+        if self._one_of(item, ("skip_job",)) and not self._in_job:
+            self._problems.add(item.mark, "F002", "on_no_data: skip_job is for the steps of a job")
+        return True
 
     def _step(self, item: Item) -> StepDef | None:
         if not self._is_object(item, "a step"):
@@ -280,6 +423,8 @@ class _Reader:
             "on_error": self._get(item, "on_error", self._on_error) or "fail",
             "on_timeout": self._get(item, "on_timeout", self._on_timeout),
             "map": self._get(item, "map", self._map),
+            "lock": self._get(item, "lock", self._lock),
+            "skips_job": self._get(item, "on_no_data", self._no_data) or False,
         }
         if id is None or use is None:
             return None
@@ -287,9 +432,9 @@ class _Reader:
             id=id, mark=value["id"].mark, use=use, arguments=value.get("with"), when=value.get("when"), **found
         )
 
-    def _take_id(self, id: str, mark: Mark) -> None:
+    def _take_id(self, id: str, mark: Mark, what: str = "step") -> None:
         if id in RESERVED:
-            self._problems.add(mark, "F002", f"{id!r} is a name of perdure's own; call the step otherwise")
+            self._problems.add(mark, "F002", f"{id!r} is a name of perdure's own; call the {what} otherwise")
         first = self._ids.setdefault(id, mark)
         if first is not mark:
             where = f"{self._problems.file}:{first.line}:{first.column}"
@@ -357,16 +502,16 @@ class _Reader:
         if wrong:
             return None
         for id in given["mock"].value:
-            if id not in self._ids:
-                hint = did_you_mean(id, self._ids)
+            if id not in self._known:
+                hint = did_you_mean(id, self._known)
                 self._problems.add(given["mock"].keys[id], "F012", f"unknown step {id!r} in mock; {hint}")
         expect = given["expect"]
         self._keys(expect, EXPECT_KEYS, "expect")
         self._get(expect, "status", lambda one: self._one_of(one, STATUSES))
         self._get(expect, "error", self._text)
         for id, mark in self._get(expect, "skipped", self._names) or ():
-            if id not in self._ids:
-                self._problems.add(mark, "F012", f"unknown step {id!r} in skipped; {did_you_mean(id, self._ids)}")
+            if id not in self._known:
+                self._problems.add(mark, "F012", f"unknown step {id!r} in skipped; {did_you_mean(id, self._known)}")
         where = f"{self._problems.file}:{item.mark.line}:{item.mark.column}"
         plain = {key: one.plain() for key, one in given.items()}
         return None if name is None else CaseDef(name, where, **plain)
@@ -446,6 +591,12 @@ class _Reader:
             return None
         return length
 
+    def _flag(self, item: Item) -> bool | None:
+        if isinstance(item.value, bool):
+            return item.value
+        self._problems.add(item.mark, "F002", f"this is true or false; this is {kind_of(item)}")
+        return None
+
     def _count(self, item: Item, least: int) -> int | None:
         value = item.value
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
@@ -475,11 +626,9 @@ def _no_name(text: str) -> str:
 def _canonical(value: Any) -> Any:
     """The tree in one form: what makes no difference to a run is left out, and steps keep their order."""
     found = {key: inner for key, inner in value.items() if key not in _LEFT_OUT}
-    if isinstance(found.get("steps"), list):
-        found["steps"] = [
-            {key: inner for key, inner in step.items() if key not in _LEFT_OUT} if isinstance(step, dict) else step
-            for step in found["steps"]
-        ]
+    for key in ("steps", "jobs", FINALLY):
+        if isinstance(found.get(key), list):
+            found[key] = [_canonical(one) if isinstance(one, dict) else one for one in found[key]]
     return found
 
 
@@ -537,6 +686,8 @@ def schema() -> dict[str, Any]:
         "tolerate": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+%$"}]},
         "on_error": {"enum": ["fail", "none", "skip"]},
     }
+    held: dict[str, Any] = {"key": text, "ttl": length, "wait": length}
+    lock = {"anyOf": [text, _object(held, ("key",))]}
     variable: dict[str, Any] = {"default": {}, "env": name, "secret": name, "description": text}
     step: dict[str, Any] = {
         "id": {**name, "not": {"enum": sorted(RESERVED)}},
@@ -550,8 +701,22 @@ def schema() -> dict[str, Any]:
         "on_error": {"anyOf": [{"enum": ["fail", "skip"]}, value]},
         "on_timeout": value,
         "map": _object(mapped, ("over",)),
+        "lock": lock,
+        "on_no_data": {"enum": ["skip_job"]},
         "description": text,
     }
+    steps = {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)}
+    job: dict[str, Any] = {
+        "id": step["id"],
+        "steps": steps,
+        "in_order": {"type": "boolean"},
+        "needs": ids,
+        "after": ids,
+        "when": {},
+        "lock": lock,
+        "description": text,
+    }
+    workspace: dict[str, Any] = {"root": {"type": "string", "minLength": 1}, "cleanup": {"enum": list(CLEANUPS)}}
     expect: dict[str, Any] = {"status": {"enum": list(STATUSES)}, "output": {}, "skipped": ids, "error": text}
     test: dict[str, Any] = {
         "name": text,
@@ -575,13 +740,17 @@ def schema() -> dict[str, Any]:
             "additionalProperties": {"if": {"type": "object"}, "then": _object(variable)},
         },
         "schemas": {"type": "object"},
-        "steps": {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)},
+        "steps": steps,
+        "jobs": {"type": "array", "minItems": 1, "items": _object(job, ("id", "steps"), JOB_KEYS)},
         "output": {},
         "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
         "on_failure": {"enum": ["stop", "continue"]},
+        "finally": steps,
+        "workspace": _object(workspace, ("root",)),
     }
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A flow of perdure"}
-    return {**about, **_object(flow, ("perdure", "name", "steps"), FLOW_KEYS)}
+    either = {"oneOf": [{"required": ["steps"]}, {"required": ["jobs"]}]}
+    return {**about, **_object(flow, ("perdure", "name"), FLOW_KEYS), **either}
 
 
 def _object(

@@ -1,0 +1,52 @@
+"""The workspace of a run: a folder of its own below a root, which a step makes and another one removes.
+
+Both are steps like others: after a crash they are executed again, and find what is already done. What is removed is the
+folder of the run, and never anything outside of it: symbolic links are removed, and not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from hashlib import sha256
+from urllib.parse import quote
+
+from perdure.errors import UsageError
+
+# The value that is the path of the workspace; no step has a dot in its id.
+WORKSPACE = ".workspace"
+MAKE, REMOVE = "workspace.make", "workspace.remove"
+_LONGEST = 100
+
+
+def folder_of(id: str) -> str:
+    """The name of the folder of a run: one name, whatever characters its id has."""
+    name = quote(id, safe=" @=+,")
+    name = re.sub(r"^\.", "%2E", name)  # neither hidden nor the folder above
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{sha256(id.encode()).hexdigest()[:16]}"
+
+
+def make(root: str, id: str) -> str:
+    """Make the workspace of a run, and return its path."""
+    os.makedirs(root, exist_ok=True)
+    path = os.path.join(os.path.realpath(root), folder_of(id))
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if os.path.islink(path):
+        raise UsageError(f"the workspace {path} is a symbolic link; remove it, and retry the run")
+    return path
+
+
+def remove(path: str, id: str) -> bool:
+    """Remove the workspace of a run; whether there was one. Raises UsageError if the path is not that of one."""
+    root, name = os.path.split(path)
+    if name != folder_of(id) or os.path.realpath(root) != root:
+        raise UsageError(f"{path} is not the workspace of {id!r}, or leads elsewhere by now; it is not removed")
+    if os.path.islink(path):
+        os.unlink(path)
+        return True
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return False
+    return True
