@@ -52,7 +52,7 @@ COMMANDS = {
     "graph": ("perdure.cli.graph:app", "Draw graphs: show."),
     "flow": (
         "perdure.cli.flow:app",
-        "Check flows, run them, test them and draw them: check, run, test, graph, schema.",
+        "Check flows, run them, test them and draw them: check, run, test, graph, schema, fmt, import.",
     ),
     "components": ("perdure.cli.components:app", "See what steps of flows can use: ls, show."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),

@@ -72,7 +72,7 @@ FILTERS = frozenset(
     ]
 )
 FUNCTIONS = frozenset({"range"})
-_KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None"])
+KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None"])
 _TOKEN = re.compile(
     r"""(?P<blank>\s+)|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"""
     r"""|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%~<>=|.,:(){}\[\]])""",
@@ -256,7 +256,7 @@ def _check_names(tokens: Sequence[Token]) -> None:
             raise Wrong("F015", token.at, f"there is no filter {token.text!r}; {did_you_mean(token.text, FILTERS)}")
         if before == "." and called:
             raise Wrong("F015", token.at, f"methods such as .{token.text}() are not called; filters are: x | items")
-        if called and before not in ("|", "is", "not") and token.text not in FUNCTIONS | _KEYWORDS:
+        if called and before not in ("|", "is", "not") and token.text not in FUNCTIONS | KEYWORDS:
             raise Wrong("F015", token.at, f"there is no function {token.text!r}; {did_you_mean(token.text, FUNCTIONS)}")
 
 
@@ -267,7 +267,7 @@ def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
         number += 1
         before = tokens[first - 1].text if first else ""
         after = tokens[number].text if number < len(tokens) else ""
-        if token.kind != "name" or token.text in _KEYWORDS or before in (".", "|") or after == "(":
+        if token.kind != "name" or token.text in KEYWORDS or before in (".", "|") or after == "(":
             continue
         if before == "is" or (before == "not" and first > 1 and tokens[first - 2].text == "is"):
             continue  # a test
@@ -316,7 +316,7 @@ def _before(tokens: Sequence[Token], last: int) -> int:
         if tokens[at].text in _CLOSE and tokens[at].kind == "sign":
             at = _opening(tokens, at)
             joined = at and (
-                (tokens[at - 1].kind == "name" and tokens[at - 1].text not in _KEYWORDS) or tokens[at - 1].text in ")]"
+                (tokens[at - 1].kind == "name" and tokens[at - 1].text not in KEYWORDS) or tokens[at - 1].text in ")]"
             )
             if joined:
                 at -= 1

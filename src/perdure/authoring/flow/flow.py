@@ -20,6 +20,7 @@ from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
 from perdure.authoring.flow.components import Components
 from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
+from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
 from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
@@ -213,7 +214,7 @@ class _Loader:
             data = opened.read(MOST_BYTES + 1)
         self._loaded[file] = None
         try:
-            definition = read_flow(read(data, problems.file, problems), problems)
+            definition = read_flow(native(read(data, problems.file, problems), problems), problems)
             folder = os.path.dirname(shown)
             found = Flow(
                 definition,

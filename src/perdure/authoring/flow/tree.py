@@ -83,6 +83,11 @@ class Problems:
 _TOP = Mark(1, 1)
 
 
+def is_text(value: str) -> bool:
+    """Whether YAML without quotes reads a text as this text, here and elsewhere."""
+    return value not in _WORDS and not _NUMBER.fullmatch(value) and not _OTHERWISE.fullmatch(value)
+
+
 def read(data: bytes, file: str, problems: Problems) -> Item:
     """The tree of a file. Raises FlowInvalid if there is none."""
     item = None
@@ -225,7 +230,7 @@ def _add_key(inside: Item, key: str, mark: Mark, problems: Problems) -> None:
 
 def _number(text: str, mark: Mark, problems: Problems) -> float | int | None:
     if text.lstrip("-").isdecimal():
-        if len(text) < 20 and -(2**63) <= int(text) < 2**63:
+        if len(text) <= 20 and -(2**63) <= int(text) < 2**63:
             return int(text)
     elif abs(found := float(text)) != float("inf"):
         return found

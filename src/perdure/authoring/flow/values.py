@@ -310,7 +310,7 @@ def _reference(form: str, item: Item, scope: Scope, problems: Problems) -> Templ
     value: dict[str, Item] = item.value
     inner = value[form]
     path = inner if form != "$step" else value.get("path")
-    keys: list[str | int] | None = [] if path is None else _path(path.value)
+    keys: list[str | int] | None = [] if path is None else stepflow_path(path.value)
     if keys is None or (path is not None and not isinstance(path.value, str)):
         at = item.mark if path is None else path.mark
         problems.add(at, "F002", 'a path is a name, or $.a.b[0]["c"]: fields and positions only')
@@ -349,7 +349,7 @@ def _reference(form: str, item: Item, scope: Scope, problems: Problems) -> Templ
     return Template(evaluate)
 
 
-def _path(text: Any) -> list[str | int] | None:
+def stepflow_path(text: Any) -> list[str | int] | None:
     """The keys of a path of Stepflow; None for what is no path."""
     if not isinstance(text, str):
         return None
@@ -357,7 +357,7 @@ def _path(text: Any) -> list[str | int] | None:
         return []
     rest = text[2:] if text.startswith("$.") else text[1:] if text.startswith("$[") else text
     if rest == text and not text.startswith("["):
-        return [text] if "." not in text and "[" not in text else _path(f"$.{text}")
+        return [text] if "." not in text and "[" not in text else stepflow_path(f"$.{text}")
     found: list[str | int] = []
     at = 0
     while at < len(rest):

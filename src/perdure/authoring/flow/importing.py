@@ -1,0 +1,193 @@
+"""Flows of other engines, as trees of perdure's format in which every place is still one of their file.
+
+What cannot be translated is noted: as an error, or, where it makes a run no different, as a warning. Compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from perdure.authoring.flow.expressions import KEYWORDS, Path
+from perdure.authoring.flow.format import RESERVED, VERSION
+from perdure.authoring.flow.tree import Item, Mark, Problems
+
+Engine = Literal["stepflow", "aetherflow"]
+# Something that is not translated, and something that is left out or called otherwise.
+TODO, LEFT_OUT = "F040", "F041"
+# Files of Stepflow that are no flows have these keys.
+_SETTINGS = frozenset({"storageConfig", "leaseManager", "recovery", "plugins", "routes"})
+
+
+def engine_of(root: Item) -> Engine | None:
+    """The engine that a file was written for; None for perdure, or for what is no flow at all."""
+    if not isinstance(root.value, dict) or "perdure" in root.value:
+        return None
+    value = root.value
+    if "flow" in value and value.keys() & {"jobs", "resources", "version"}:
+        return "aetherflow"
+    steps = value.get("steps")
+    listed = steps.value if steps is not None and isinstance(steps.value, list) else ()
+    if "schemas" in value or any(isinstance(one.value, dict) and "component" in one.value for one in listed):
+        return "stepflow"
+    named = value.get("schema")
+    return "stepflow" if named is not None and "stepflow" in str(named.value) else None
+
+
+def native(root: Item, problems: Problems) -> Item:
+    """The tree of a flow in perdure's format."""
+    engine = engine_of(root)
+    if engine == "stepflow":
+        from perdure.authoring.flow.importing_stepflow import Translation
+
+        return Translation(root, problems).flow()
+    if engine == "aetherflow":
+        from perdure.authoring.flow.importing_aetherflow import Translation as Other
+
+        return Other(root, problems).flow()
+    if isinstance(root.value, dict) and root.value and root.value.keys() <= _SETTINGS:
+        problems.add(root.mark, "F002", "these are settings of Stepflow, and no flow; give the file as --config")
+        problems.stop()
+    return root
+
+
+# --- trees ----------------------------------------------------------------------------------------------------------
+
+
+def text(value: str, mark: Mark) -> Item:
+    """A text that stands for something at a place."""
+    return Item(value, mark, -1)
+
+
+def made(value: Any, mark: Mark) -> Item:
+    """The tree of a plain value, all at one place; what is an item already stays as it is."""
+    if isinstance(value, Item):
+        return value
+    if isinstance(value, Mapping):
+        item = Item({key: made(one, mark) for key, one in value.items()}, mark)
+        item.keys = {key: one.mark for key, one in item.value.items()}
+        return item
+    if isinstance(value, list | tuple):
+        return Item([made(one, mark) for one in value], mark)
+    return text(value, mark) if isinstance(value, str) else Item(value, mark)
+
+
+def fields(item: Item | None) -> dict[str, Item]:
+    """The fields of an object; none of what is no object."""
+    return item.value if item is not None and isinstance(item.value, dict) else {}
+
+
+def elements(item: Item | None) -> list[Item]:
+    """The elements of a list; none of what is no list."""
+    return item.value if item is not None and isinstance(item.value, list) else []
+
+
+def literal(item: Item) -> Item:
+    """A value that is to stay as it is, also where it looks like an expression."""
+    return made({"$literal": item}, item.mark) if _looks_evaluated(item) else item
+
+
+def _looks_evaluated(item: Item) -> bool:
+    if isinstance(item.value, dict):
+        return any(key.startswith("$") or _looks_evaluated(one) for key, one in item.value.items())
+    if isinstance(item.value, list):
+        return any(map(_looks_evaluated, item.value))
+    return isinstance(item.value, str) and "${{" in item.value
+
+
+# --- expressions ----------------------------------------------------------------------------------------------------
+
+
+def path_text(path: Path) -> str:
+    """A path as expressions write it after what it is a path in."""
+    return "".join(map(_key_text, path))
+
+
+def _key_text(key: str | int) -> str:
+    if isinstance(key, str) and re.fullmatch(r"[A-Za-z_]\w*", key) and key not in KEYWORDS:
+        return f".{key}"
+    return f"[{json.dumps(key)}]"
+
+
+def lone(expression: str) -> str:
+    """A text that is nothing but an expression."""
+    return f"${{{{ {expression} }}}}"
+
+
+def inside(item: Item) -> str | None:
+    """The expression that an item is nothing but, or the literal that it is; None for others."""
+    value = item.value
+    if isinstance(value, str):
+        found = re.fullmatch(r"\$\{\{ (.*) \}\}", value, re.DOTALL)
+        if found is not None and "${{" not in found[1]:
+            return found[1]
+        return json.dumps(value) if "${{" not in value and "\\" not in json.dumps(value) else None
+    if isinstance(value, dict | list):
+        return None
+    shown = json.dumps(value)
+    return f"({shown})" if shown.startswith("-") else shown
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+class Names:
+    """Names that expressions can refer to, for those that another engine allows."""
+
+    def __init__(self, problems: Problems, what: str) -> None:
+        self._problems, self._what = problems, what
+        self._found: dict[str, str] = {}
+
+    def add(self, items: Iterable[Item | None]) -> None:
+        """Choose names for what is called so, in order."""
+        for item in items:
+            if item is None or not isinstance(item.value, str) or item.value in self._found:
+                continue
+            name = self.new(item.value)
+            if name != item.value:
+                self._problems.warn(item.mark, LEFT_OUT, f"the {self._what} {item.value!r:.80} is called {name} here")
+            self._found[item.value] = name
+
+    def new(self, name: str) -> str:
+        """A name that is not taken, as much like this one as can be. It is taken now if it is asked for by `add`."""
+        name = re.sub(r"[^A-Za-z0-9_]", "_", name)[:80] or "_"
+        name = f"_{name}" if name[0].isdigit() or name in RESERVED else name
+        taken, number = set(self._found.values()), 2
+        found = name
+        while found in taken:
+            found, number = f"{name}_{number}", number + 1
+        return found
+
+    def more(self, name: str) -> str:
+        """Take a name for something that the file does not have."""
+        found = self.new(name)
+        self._found[f"\0{found}"] = found
+        return found
+
+    def __getitem__(self, name: str) -> str:
+        """What something is called here; what there is none of keeps its name, and is found to be unknown."""
+        return self._found.get(name, name)
+
+
+def program_name(item: Item | None, problems: Problems) -> str:
+    """A name for a flow: its own, as far as it can be, or that of the file."""
+    stem = os.path.splitext(os.path.basename(problems.file))[0]
+    given = item.value if item is not None and isinstance(item.value, str) else ""
+    for one in (given, stem):
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", one).strip("-.")[:100].removeprefix("perdure.")
+        if name:
+            return name
+    return "flow"
+
+
+def todo_name(*parts: str) -> str:
+    """The name of a component that is still to be written."""
+    return "todo_" + "_".join(word for part in parts for word in re.findall(r"[A-Za-z0-9]+", part))
+
+
+def head(name: str, root: Item) -> dict[str, Item]:
+    """What a flow begins with."""
+    return {"perdure": Item(VERSION, root.mark), "name": text(name, root.mark)}
