@@ -39,8 +39,8 @@ _HOMES = {
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
-            "ApprovalView Chunk GraphCheckpoint Interrupt ItemView OrchestratorView QueueView RunPage RunResult "
-            "RunSummary RunView StepView StreamView"
+            "ApprovalView BatchView Chunk GraphCheckpoint Interrupt ItemView OrchestratorView QueueView RunPage "
+            "RunResult RunSummary RunView StepView StreamView"
         ),
         "perdure.client.why": ("Why"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),

@@ -44,6 +44,7 @@ from perdure.client.schedules import ScheduleHandle as ScheduleHandle
 from perdure.client.schedules import ScheduleView as ScheduleView
 from perdure.client.starts import Start as Start
 from perdure.client.views import ApprovalView as ApprovalView
+from perdure.client.views import BatchView as BatchView
 from perdure.client.views import Chunk as Chunk
 from perdure.client.views import GraphCheckpoint as GraphCheckpoint
 from perdure.client.views import Interrupt as Interrupt
@@ -181,6 +182,7 @@ __all__ = [
     "AnswerRejected",
     "ApprovalRejected",
     "ApprovalView",
+    "BatchView",
     "BrokenProgram",
     "BulkItem",
     "BulkReport",

@@ -23,6 +23,7 @@ from perdure.client.schedules import Schedule, ScheduleView
 from perdure.client.starts import Start
 from perdure.client.views import (
     ApprovalView,
+    BatchView,
     Chunk,
     GraphCheckpoint,
     ItemView,
@@ -48,6 +49,7 @@ from perdure.kernel.program import Program
 from perdure.kernel.schedules.schedule import CatchUp, Overlap
 from perdure.kernel.streams import StreamMode
 from perdure.kernel.values.codec import TypeCodec
+from perdure.kernel.values.items import Items
 from perdure.orchestrator.sweep import SweepReport
 from perdure.ports.clock import Clock
 from perdure.ports.leases import HeldBy, Leases
@@ -185,9 +187,17 @@ class Client:
     def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
         """The steps of a run and its children with their attempts, in the order they began."""
     def items(
-        self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
+        self,
+        id: str,
+        op: str | None = None,
+        *,
+        status: StepStatus | str | None = None,
+        start: int = 0,
+        limit: int = 100,
     ) -> Sequence[ItemView]:
-        """The items of a map in a graph, in order: `items(id, "fetch:0", status="failed")`."""
+        """The items of a map in a graph, or the rows of a batch, in order: `items(id, "fetch:0", status="failed")`."""
+    def batch(self, id: str) -> BatchView:
+        """A batch: how many of its rows have completed, failed, run, wait, are queued, or will not begin."""
     def values(self, id: str, at: str | int | None = None) -> dict[str, Any]:
         """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op."""
     def history(self, id: str) -> Sequence[GraphCheckpoint]:
@@ -227,6 +237,25 @@ class Client:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says."""
     def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
         """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options."""
+    def start_batch(
+        self,
+        program: Program | str,
+        rows: Iterable[Any],
+        *,
+        limit: int | None = None,
+        tolerate: float | str | None = None,
+        id: str | None = None,
+        reuse: Reuse | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        deadline: Duration | datetime | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = ...,
+        tags: dict[str, str] | None = None,
+    ) -> RunHandle[Items[Any]]:
+        """Start one durable run that runs a program once for each row; `rows` need not fit in memory."""
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...
     @overload

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, Unpack, cast, get_args, overload
 
 from perdure.client.base import StoreClient
+from perdure.client.batches import Batches
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import CompactReport, compact
@@ -50,6 +51,7 @@ class Client(Reader):
         self._messages = messages = Messages(base, gateway)
         self._handles = Handles(base, gateway, queries, messages)
         self._starts = Starts(base, gateway, messages, self._handles)
+        self._batches = Batches(base, gateway, self._starts)
         self._forks = Forks(base, gateway, self._handles)
         self._resolver = Resolver(base, gateway, messages, self._forks)
         self._bulk = Bulk(base, queries)
@@ -105,6 +107,7 @@ class Client(Reader):
         )
 
     start_many = delegated("_starts", Starts.start_many)
+    start_batch = delegated("_batches", Batches.start_batch)
 
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...

@@ -12,6 +12,7 @@ from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
+from perdure.kernel.batches import OP
 from perdure.kernel.chunks import DRAIN, chunk_of
 from perdure.kernel.events import NULL, Batch, OutcomeKept, RunForked, RunStarted, RunStatus, StepSucceeded, WaitOpened
 from perdure.kernel.hints import did_you_mean
@@ -19,11 +20,12 @@ from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.retry_points import memoized, rerun, retried, withdrawals
-from perdure.kernel.ids import BUILT_IN, check_id, check_text, step_key
+from perdure.kernel.ids import BATCH, BUILT_IN, check_id, check_text, step_key
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Dataflow
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import fold
+from perdure.kernel.step_records import chunks
 from perdure.kernel.values.arguments import named_input
 from perdure.kernel.values.signatures import misfit
 from perdure.ports.appends import create
@@ -226,7 +228,8 @@ class Forks:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
 
         It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
-        the same idempotency key. Raises CannotRetry, before anything is executed, when the run would get no further.
+        the same idempotency key. Of a batch, also of one that completed, the rows run that failed, and those that never
+        ran. Raises CannotRetry, before anything is executed, when the run would get no further.
         `max_rounds`: how many rounds the loops of a graph may have from now on.
         """
         if max_rounds is not None and (
@@ -234,7 +237,8 @@ class Forks:
         ):
             raise UsageError(f"retry({id!r}, max_rounds={max_rounds!r:.80}): it is a whole number from 1 on")
         run, batches = await self.origin(id)
-        if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+        failed = _failed_rows(run, batches)
+        if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED) and not failed:
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))
         now = self._base.clock.now()
         before = forks.started_of(batches)
@@ -247,7 +251,10 @@ class Forks:
             max_rounds=max_rounds or before.max_rounds,
         )
         run_id = self._base.new_run_id(now)
-        past = await self._retried(run.id, run_id, batches, started, now)
+        if run.program.endswith(BATCH):
+            past: Sequence[Batch] = rerun(batches, (), {}, started, now, items=dict.fromkeys(failed, ""))
+        else:
+            past = await self._retried(run.id, run_id, batches, started, now)
         if await create_with_past(self._base, run_id, past):
             self._gateway.created(run_id, started)
             return self._handle(run.id, run_id, started)
@@ -441,6 +448,14 @@ def refused(id: str, error: Exception) -> Exception:
         return ForkRefused(id, f"{error.what} cannot be read as {error.type}: {error.reason}", _OTHER_VALUE)
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return error if isinstance(error, UsageError) else ForkRefused(id, reason.rstrip("."))
+
+
+def _failed_rows(run: RunRow, batches: Sequence[Batch]) -> list[str]:
+    """The chunks of a batch that has ended in which rows have failed."""
+    if not run.program.endswith(BATCH) or not run.status.finished:
+        return []
+    found = chunks(batches, OP)
+    return [one.path for one in found if one.outcome is not None and one.outcome.failed]
 
 
 def _place(at: str | int) -> str | int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -15,6 +16,7 @@ from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
+    BatchView,
     Chunk,
     GraphCheckpoint,
     ItemView,
@@ -34,6 +36,7 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
+from perdure.kernel.batches import OP, ROW, BatchInput
 from perdure.kernel.chunks import MAP, ChunkOutcome, chunk_range, joined_outcomes
 from perdure.kernel.events import (
     NULL,
@@ -54,7 +57,7 @@ from perdure.kernel.events import (
     entries,
     moment,
 )
-from perdure.kernel.ids import check_cursor, flaw_of, step_key
+from perdure.kernel.ids import BATCH, check_cursor, flaw_of, step_key
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.resting import questions
 from perdure.kernel.policies.tags import checked_tags
@@ -67,7 +70,7 @@ from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
-from perdure.kernel.values.items import KEY, Items, reference
+from perdure.kernel.values.items import KEY, Items, parts_of, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
@@ -385,11 +388,18 @@ class Queries:
         return found or await self._base.stored_program(batches, child_path(run))
 
     async def items(
-        self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
+        self,
+        id: str,
+        op: str | None = None,
+        *,
+        status: StepStatus | str | None = None,
+        start: int = 0,
+        limit: int = 100,
     ) -> Sequence[ItemView]:
-        """The items of a map in a graph, in order: `items(id, "fetch:0", status="failed")`.
+        """The items of a map in a graph, or the rows of a batch, in order: `items(id, "fetch:0", status="failed")`.
 
-        Those that have begun, from item `start` on, `limit` at most; only those in one `status`.
+        Those that have begun, from item `start` on, `limit` at most; only those in one `status`. `op` can be left out
+        for a batch.
         """
         for what, number in (("start", start), ("limit", limit)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
@@ -397,6 +407,9 @@ class Queries:
         if status is not None and status not in list(StepStatus):
             raise UsageError(f"items(status={status!r:.80}): it is one of {', '.join(StepStatus)}")
         run, _ = await self._base.require(id)
+        if op is None and not run.program.endswith(BATCH):
+            raise UsageError(f"items({id!r}): it is no batch; name the map, as in items({id!r}, 'fetch:0')")
+        op = op or ROW
         path = op if not run.root else f"{child_path(run)}/{op}"
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
         batches = await self._base.store.journal.read(run.root or run.run_id)
@@ -424,6 +437,31 @@ class Queries:
             )
             for one in found
         ]
+
+    async def batch(self, id: str) -> BatchView:
+        """A batch: how many of its rows have completed, failed, run, wait, are queued, or will not begin."""
+        run, _ = await self._base.require(id)
+        if not run.program.endswith(BATCH):
+            raise UsageError(f"batch({id!r}): it is a run of {run.program}, and no batch; `get` says how it is")
+        batches = await self._base.store.journal.read(run.run_id)
+        rows = msgspec.json.decode((await self._base.payloads.with_input(batches)).input, type=BatchInput).rows
+        total = sum(part.n for part in parts_of(rows) or ())
+        completed = failed = 0
+        records: list[ItemRecord] = []
+        for chunk in chunks_of(batches, OP):
+            if chunk.outcome is not None:
+                failed += chunk.outcome.failed
+                completed += chunk.last - chunk.first + 1 - chunk.outcome.failed
+            else:
+                records += await self._of_chunk(run.run_id, OP, chunk)
+        found = Counter(one.status for one in records)
+        failed += found[StepStatus.FAILED]
+        completed += found[StepStatus.SUCCEEDED] + found[StepStatus.SKIPPED]
+        over = run.status.finished
+        running, waiting = (0, 0) if over else (found[StepStatus.RUNNING], found[StepStatus.WAITING])
+        left = total - completed - failed - running - waiting
+        counts = (completed, failed, running, waiting, *((0, left) if over else (left, 0)))
+        return BatchView(run.id, run.run_id, run.program.removesuffix(BATCH), run.status, total, *counts)
 
     async def _of_chunk(self, run_id: str, path: str, chunk: ChunkRecord) -> Sequence[ItemRecord]:
         """The items of a chunk, from the journal of its run; or, if that was pruned, from the results."""

@@ -141,6 +141,7 @@ class Reader:
     orchestrators = delegated("_queries", Queries.orchestrators)
     steps = delegated("_queries", Queries.steps)
     items = delegated("_queries", Queries.items)
+    batch = delegated("_queries", Queries.batch)
     values = delegated("_queries", Queries.values)
     history = delegated("_queries", Queries.history)
     diagram = delegated("_queries", Queries.diagram)

@@ -202,6 +202,27 @@ class ItemView:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch: how many rows it has, and what has become of them."""
+
+    id: str
+    run_id: str
+    program: str
+    """The program that it runs for each row."""
+    status: RunStatus
+    rows: int
+    completed: int = 0
+    failed: int = 0
+    running: int = 0
+    waiting: int = 0
+    """Rows that have begun, and wait for a signal, a person or a moment."""
+    queued: int = 0
+    """Rows whose turn has not come."""
+    unstarted: int = 0
+    """Rows that will not begin, because the batch has ended, unless it is retried."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamView:
     """The stream of a step. `stream(id, step, start=next)` continues after it."""
 

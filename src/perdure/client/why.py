@@ -10,6 +10,7 @@ from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
 from perdure.kernel.chunks import CHUNK
 from perdure.kernel.events import RunStatus, moment
+from perdure.kernel.ids import BATCH
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
@@ -69,7 +70,7 @@ class World:
                 return ""
         if versions := self.versions(program, queue):
             return f"no worker has version {version} of `{program}` ({versions})"
-        anywhere = any(program in (known.programs or ()) for known in self.registered.values())
+        anywhere = any(program.removesuffix(BATCH) in (known.programs or ()) for known in self.registered.values())
         which = f" of queue `{queue}`" if queue and anywhere else ""
         return f"no worker has `{program}`{which} (alive: {some_of(sorted(self.orchestrators))})"
 

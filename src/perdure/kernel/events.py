@@ -46,9 +46,10 @@ FINISHED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED
 
 
 class StepStatus(StrEnum):
-    """The status of a step. *unknown*: it started, and its owner died."""
+    """The status of a step. *unknown*: it started, and its owner died. Only an item of a map is *waiting*."""
 
     RUNNING = "running"
+    WAITING = "waiting"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SKIPPED = "skipped"

@@ -30,6 +30,8 @@ ODD = "holds a control character or a lone surrogate"
 BUILT_IN = "perdure."
 # The prefix of the program of a remote step.
 REMOTE = "perdure.step."
+# What follows the name of a program in the name of its batches: `orders[]`. No name of a program has brackets.
+BATCH = "[]"
 # The signal under which a run gets its inputs, unless another name is chosen.
 INPUT = "input"
 

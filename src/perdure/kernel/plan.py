@@ -50,7 +50,7 @@ from perdure.kernel.events import (
     moment,
 )
 from perdure.kernel.history.kept_outcomes import AGAIN, outcome
-from perdure.kernel.ids import REMOTE, enclosing, entropy_of, is_generated, run_id, step_key
+from perdure.kernel.ids import BATCH, REMOTE, enclosing, entropy_of, is_generated, run_id, step_key
 from perdure.kernel.policies.retry import backoff
 from perdure.kernel.policies.rules import sent_rules
 from perdure.kernel.state import OpenOp, RunState
@@ -318,7 +318,7 @@ def _start_chunk(state: RunState, command: RunStep, now: float, result: Plan) ->
         inner = state.child_of(inner)
     started = RunStarted(
         id=step_key(state.run_id, op),
-        program=MAP + began.program,
+        program=MAP + began.program.removesuffix(BATCH),
         version="",
         input=NULL if command.blob else Raw(command.inputs),
         input_blob=command.blob,

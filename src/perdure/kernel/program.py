@@ -159,6 +159,10 @@ class Program(Protocol):
         """The program of a child at an op path, if that is a part of this one, which engines need not know by name."""
         return None
 
+    def batch(self) -> Program:
+        """The program of its batches: runs it once for each row of its input. Its name is this one's with `[]`."""
+        raise UsageError(f"{self.name} has no batches")
+
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments of a call as JSON. Raises TypeError for a call that does not fit, if that is known."""
         return encode_arguments(self.name, args, kwargs, codec)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Raw
 
+from perdure.kernel.batches import error_of
 from perdure.kernel.chunks import ChunkOutcome, chunk_range
 from perdure.kernel.events import (
     NULL,
@@ -18,6 +19,7 @@ from perdure.kernel.events import (
     RunClaimed,
     RunFinished,
     RunForked,
+    RunStatus,
     StepFailed,
     StepProgressed,
     StepSkipped,
@@ -214,9 +216,18 @@ class ItemRecord(msgspec.Struct):
 def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
     """The items of a map that have begun, in their order."""
     found: dict[str, ItemRecord] = {}
+    # By item: the ops in it that are under way, and whether each only waits: for a signal, a person, or a moment.
+    inside: dict[str, dict[str, bool]] = {}
     for event in (event for batch in batches for event in batch.events):
         path = getattr(event, "op", "")
         if not _is_item(path, op) or chunk_range(path) is not None:
+            item_path, slash, _ = path[len(op) :].partition("/")
+            if slash and path.startswith(f"{op}["):
+                under_way = inside.setdefault(op + item_path, {})
+                if isinstance(event, StepStarted | WaitOpened):
+                    under_way[path] = isinstance(event, WaitOpened)
+                elif isinstance(event, StepSucceeded | StepFailed | StepSkipped | WaitResolved):
+                    under_way.pop(path, None)
             continue
         item = found.setdefault(path, ItemRecord(int(path[len(op) + 1 : -1]), path))
         if isinstance(event, StepSucceeded | ChildFinished):
@@ -224,9 +235,14 @@ def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
             reason = why_no_result(event.value) if isinstance(event, ChildFinished) else None
             if reason is not None:
                 item.output, item.status, item.reason = NULL, StepStatus.SKIPPED, reason
+            elif isinstance(event, ChildFinished) and event.status is RunStatus.CANCELLED:
+                item.status, item.reason = StepStatus.FAILED, event.reason
         if isinstance(event, StepFailed | StepSkipped | ChildFinished) and event.error is not None:
             item.error = event.error
             item.status = StepStatus.SKIPPED if isinstance(event, StepSkipped) else StepStatus.FAILED
+    for path, under_way in inside.items():
+        if under_way and all(under_way.values()) and found[path].status is StepStatus.RUNNING:
+            found[path].status = StepStatus.WAITING
     return sorted(found.values(), key=lambda item: item.index)
 
 
@@ -249,19 +265,23 @@ class ChunkRecord(msgspec.Struct):
             return True
         if status == StepStatus.FAILED:
             return self.outcome.failed > 0
-        return status != StepStatus.RUNNING
+        return status not in (StepStatus.RUNNING, StepStatus.WAITING)
 
     def items(self, outcome: ChunkOutcome, results: Sequence[Raw]) -> list[ItemRecord]:
         """Its items, as far as the results tell: which of them have none, and not why."""
         path, ended = self.path.rpartition("[")[0], StepStatus.FAILED if outcome.failed else StepStatus.SKIPPED
         # The results have None for an item without one, or leave it out.
-        with_none = all(results[n - self.first : n - self.first + 1] == [NULL] for n in outcome.without)
+        stand_ins = [results[n - self.first : n - self.first + 1] for n in outcome.without]
+        with_none = all(one and (one[0] == NULL or error_of(one[0]) is not None) for one in stand_ins)
         succeeded = iter(results)
         found: list[ItemRecord] = []
         for number in range(self.first, self.first + len(results) + (0 if with_none else len(outcome.without))):
             lacks = number in outcome.without
             value = NULL if lacks and not with_none else next(succeeded)
-            found.append(ItemRecord(number, f"{path}[{number}]", ended if lacks else StepStatus.SUCCEEDED, value))
+            item = ItemRecord(number, f"{path}[{number}]", ended if lacks else StepStatus.SUCCEEDED, value)
+            if lacks and (error := error_of(value)) is not None:
+                item.output, item.error = NULL, error
+            found.append(item)
         return found
 
 

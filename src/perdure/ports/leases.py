@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from perdure.kernel.ids import BATCH
+
 # An orchestrator's heartbeat renews a lease on its name. The owner of the lease is the session that holds the name.
 ORCHESTRATOR = "orchestrator:"
 
@@ -54,6 +56,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the orchestrator may continue a run, as far as it published what it has."""
         if self.programs is None:
             return True
+        program = program.removesuffix(BATCH)
         if program not in self.programs or (self.serves is not None and queue not in self.serves):
             return False
         versions = self.versions_of(program)
@@ -61,6 +64,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def versions_of(self, program: str) -> tuple[str, ...]:
         """The versions of a program whose runs it takes; empty if that is not known."""
+        program = program.removesuffix(BATCH)
         if self.versions is None or program not in (self.programs or ()):
             return ()
         return self.versions.get(program, ("1",))

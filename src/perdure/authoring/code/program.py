@@ -7,6 +7,7 @@ import itertools
 import linecache
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
@@ -131,6 +132,16 @@ class CodeProgram(Program):
         if self._code is None:
             self._code = read_code(self._fn)
         return self._code
+
+    def batch(self) -> Program:
+        """The program of its batches."""
+        return self._batches
+
+    @cached_property
+    def _batches(self) -> Program:
+        from perdure.authoring.dataflow.batch import Batches  # brings graphs in, which code does without
+
+        return Batches(self)
 
     def children(self) -> Sequence[Program]:
         """The workflows that the function can be seen to call."""

@@ -48,6 +48,7 @@ from perdure.errors import (
     SignalTimeout,
     UsageError,
 )
+from perdure.kernel.batches import ROW, failed_row
 from perdure.kernel.chunks import DRAIN
 from perdure.kernel.commands import (
     UNDECODED,
@@ -340,7 +341,8 @@ class DataflowExecution:
         if number == self._plan.last:
             self._last_ended(event)
             return
-        if event.status is RunStatus.BAILED and self._can_drain(number):
+        mapped = self._plan.nodes[number].mapped
+        if event.status is RunStatus.BAILED and self._can_drain(number) and not (mapped is not None and mapped.rows):
             # A graph inside this one is a part of it: what bails in it ends the whole.
             self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
             return
@@ -578,12 +580,13 @@ class DataflowExecution:
         if node.program is None:
             self._commands.append(self._run_step(node, op, arguments))
             return
+        rows = node.mapped is not None and node.mapped.rows
         self._commands.append(
             StartChild(
                 op,
                 node.program.name,
                 node.program.version,
-                as_object(arguments),
+                arguments[ROW].data if rows else as_object(arguments),
                 record(arguments),
                 source=node.where,
                 own=node.program,
@@ -850,7 +853,9 @@ class DataflowExecution:
         if isinstance(under_way, ChunkMap):
             self._cancel_all(under_way.failed_with(op, failure), DRAIN)
         else:
-            under_way.failed_with(failure)
+            mapped = self._plan.nodes[number].mapped
+            rows = mapped is not None and mapped.rows
+            under_way.failed_with(op, failure, failed_row(failure) if rows else None)
         self._go_on(number)
 
     def _cancel_all(self, ops: Iterable[str], reason: str) -> None:

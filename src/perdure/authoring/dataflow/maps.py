@@ -103,8 +103,8 @@ class ItemMap:
     """A map that begins its items itself. In a chunk, they are numbered from `first` on."""
 
     __slots__ = (
-        "arguments", "batch", "columns", "count", "end", "failed", "failure", "first", "first_error", "most", "next",
-        "op", "results", "running", "stopped", "window",
+        "arguments", "batch", "columns", "count", "end", "errors", "failed", "failure", "first", "first_error", "most",
+        "next", "op", "results", "running", "stopped", "window",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,8 @@ class ItemMap:
         self.op, self.arguments, self.columns, self.window, self.most = op, arguments, columns, window, most
         self.count, self.first, self.batch = count, first, batch
         self.results: list[bytes | None] = [None] * count
+        # What stands for the results of items that failed, if they have any.
+        self.errors: dict[int, bytes] = {}
         # The item to begin next, the one after the last that is needed, and whether none is because of a result.
         self.next, self.end, self.stopped = 0, count, False
         self.running = self.failed = 0
@@ -154,9 +156,11 @@ class ItemMap:
         self.results[index] = None if value is None else value.data
         return index
 
-    def failed_with(self, failure: Failure) -> None:
-        """An item has failed."""
+    def failed_with(self, op: str, failure: Failure, shown: bytes | None) -> None:
+        """An item has failed; `shown` stands for its result."""
         self.running -= 1
+        if shown is not None:
+            self.errors[self.index(op)] = shown
         self.failed += 1
         self.first_error = self.first_error or failure
         if self.failed > self.most:
@@ -164,7 +168,8 @@ class ItemMap:
 
     def found(self, *, with_none: bool) -> list[bytes]:
         """The results in order. An item without one has failed, or was skipped."""
-        return [one or b"null" for one in self.results[: self.end] if one or with_none]
+        found = self.results[: self.end]
+        return [one or self.errors.get(n, b"null") for n, one in enumerate(found) if one or with_none]
 
 
 class ChunkMap:
@@ -190,7 +195,7 @@ class ChunkMap:
         # The chunk to begin next, and the one after the last that is needed.
         self._next, self._end = 0, -(-count // size)
         # The windows of the chunks that are under way at a time: together, they are that of the map.
-        chunks = min(OPEN_CHUNKS, window)
+        chunks = min(OPEN_CHUNKS, window, self._end)
         self._windows = [window // chunks + (slot < window % chunks) for slot in range(chunks)]
         self._slots = list(range(chunks))
         # Chunks under way, by op, with their numbers and windows; and what came of those that have ended.

@@ -147,6 +147,8 @@ class Mapped(msgspec.Struct, frozen=True):
     tolerate: float | None = None
     chunk: int = 500
     until: Callable[[Any], bool] | None = None
+    # Whether the items are rows of a batch: each is the whole input of its program, and how it ended is its result.
+    rows: bool = False
 
 
 class Lock(msgspec.Struct, frozen=True):

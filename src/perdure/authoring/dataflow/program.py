@@ -100,6 +100,16 @@ class DataflowProgram(Program):
             raise UnknownProgram(f"{self.name}, with the map {name!r}", ())
         return ChunkExecution(self.plan, node, turn, started, codec, past)
 
+    def batch(self) -> Program:
+        """The program of its batches."""
+        return self._batches
+
+    @cached_property
+    def _batches(self) -> Program:
+        from perdure.authoring.dataflow.batch import Batches  # which derives from this
+
+        return Batches(self)
+
     def inside(self, op: str) -> Program | None:
         """The program of a node."""
         node = self._node(turn_of(op)[0])

@@ -20,6 +20,7 @@ from perdure.kernel.events import (
     AnyEvent,
     Batch,
     CancelRequested,
+    ChildFinished,
     ChildStarted,
     ChunkAppended,
     OutcomeKept,
@@ -38,7 +39,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.history.fork import USED, Op, Value, context_of, end_of, numbered, ops
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
-from perdure.kernel.ids import op_name
+from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.patches import PATCH
 from perdure.kernel.plan import keep, plan
 from perdure.kernel.replay import Replay
@@ -47,6 +48,7 @@ from perdure.kernel.values.failures import Failure
 
 # Ops that show that a body continued after a failure.
 _GOES_ON = ("step", "child", "signal", "approval")
+_WENT_WELL = (RunStatus.COMPLETED, RunStatus.BAILED)
 # Ops that can fail without waiting for a person.
 _CALLED = ("step", "child", "timer")
 
@@ -238,14 +240,21 @@ def rerun(
     """The first batch of a run that keeps the outcomes of another, except for the ops `again`, which run again.
 
     `values` are other outcomes for some ops; `inputs` other arguments; nothing from event `end` on is kept. What failed
-    runs again, too. `items` are the items that run again in chunks, by the op of the chunk.
+    runs again, too, but not in a child that completed. `items` are the items that run again in chunks, by the op of the
+    chunk; empty for those that failed.
     """
     past, found = _Outcomes(started), ops(batches)
     end = end_of(batches) if end is None else end
+    completed = {
+        event.op
+        for seq, _, event in numbered(batches)
+        if isinstance(event, ChildFinished) and event.status in _WENT_WELL and event.op not in again and seq < end
+    }
     for seq, at, event in numbered(batches):
         op = getattr(event, "op", "")
         failed = isinstance(event, StepFailed) or (isinstance(event, WaitResolved) and event.by == "timeout")
-        past.fold(event, at, kept=seq < end and op not in again, withdrawn=failed)
+        withdrawn = failed and not enclosing(op, completed)
+        past.fold(event, at, kept=seq < end and op not in again, withdrawn=withdrawn)
     for op in again:
         past.recorded.pop(op, None)
     for op, item in (items or {}).items():

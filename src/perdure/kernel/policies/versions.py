@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from perdure.errors import UnknownProgram, UnknownVersion, UsageError
-from perdure.kernel.ids import BUILT_IN, check_version, version_order
+from perdure.kernel.ids import BATCH, BUILT_IN, check_version, version_order
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Program
 
 
 class Programs(Mapping[str, "Program"]):
-    """Programs by name, in all their versions. As a mapping, the newest version of each name."""
+    """Programs by name, in all their versions. As a mapping, the newest version of each name.
+
+    With a program, its batches are here too, under its name with `[]`; they are not listed.
+    """
 
     __slots__ = ("_newest", "_unloaded", "_versions", "on_renewed")
 
@@ -63,6 +66,8 @@ class Programs(Mapping[str, "Program"]):
         self._newest[program.name] = versions[max(versions, key=version_order)]
 
     def __getitem__(self, name: str) -> Program:
+        if name.endswith(BATCH):
+            return self[name.removesuffix(BATCH)].batch()
         if self._unloaded:
             self._load(name)
         return self._newest[name]
@@ -71,11 +76,13 @@ class Programs(Mapping[str, "Program"]):
         return iter(self._newest if not self._unloaded else {**self._newest, **self._unloaded})
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, str):
+            name = name.removesuffix(BATCH)
         return name in self._newest or name in self._unloaded
 
     def is_loaded(self, name: str) -> bool:
         """Whether a program is here and need not be imported first."""
-        return name in self._newest
+        return name.removesuffix(BATCH) in self._newest
 
     def __len__(self) -> int:
         return len(self._newest.keys() | self._unloaded.keys())
@@ -98,7 +105,7 @@ class Programs(Mapping[str, "Program"]):
 
     def versions(self, name: str) -> tuple[str, ...]:
         """The versions of a program whose runs can continue here, accepted ones included; empty before it is loaded."""
-        versions = self._versions.get(name, {})
+        versions = self._versions.get(name.removesuffix(BATCH), {})
         accepted = (version for program in versions.values() for version in program.accepts)
         return tuple(sorted({*versions, *accepted}, key=version_order))
 
@@ -106,8 +113,12 @@ class Programs(Mapping[str, "Program"]):
         """Whose runs can continue here, as stores are asked for them: see `ports.runs.takes`."""
         found: list[str] = []
         for name in self:
-            some = not name.startswith(BUILT_IN) and self.versions(name)
-            found += [f"{name}:{version}" for version in ("", *some)] if some else [name]
+            if name.startswith(BUILT_IN):
+                found.append(name)
+                continue
+            some = self.versions(name)
+            for one in (name, name + BATCH):
+                found += [f"{one}:{version}" for version in ("", *some)] if some else [one]
         return found
 
     def find(self, name: str, version: str) -> Program:
@@ -116,6 +127,8 @@ class Programs(Mapping[str, "Program"]):
         A run that was started by name only has no version, and gets the newest. Raises UnknownProgram or
         UnknownVersion.
         """
+        if name.endswith(BATCH):
+            return self.find(name.removesuffix(BATCH), version).batch()
         if self._unloaded:
             self._load(name)
         versions = self._versions.get(name, {})
@@ -130,6 +143,7 @@ class Programs(Mapping[str, "Program"]):
         """What a run of this version lacks here; None if it lacks nothing, or its program is not loaded yet."""
         if name not in self:
             return UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
+        name = name.removesuffix(BATCH)
         if name in self._unloaded or not version or version in self.versions(name):
             return None
         return UnknownVersion(name, version, tuple(sorted(self._versions[name], key=version_order)))

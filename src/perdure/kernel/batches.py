@@ -1,0 +1,59 @@
+"""What a batch is started with, and what becomes of its rows. Describes, never executes.
+
+A batch is a run of a program of its own, which is one map over rows: the row with number 17 is the op `row:0[17]`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import UsageError
+from perdure.kernel.values.failures import Failure
+
+# The input with the rows, the node that runs for each, and its op.
+ROWS, ROW, OP = "rows", "row", "row:0"
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)%")
+
+
+class BatchInput(msgspec.Struct, frozen=True):
+    """The input of a batch. `tolerate` is how many rows may fail: a number, a share of them, or None for any number."""
+
+    rows: Raw
+    limit: int | None = None
+    tolerate: int | float | None = None
+
+
+class FailedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands for the result of a row that failed."""
+
+    error: Failure
+
+
+def failed_row(failure: Failure) -> bytes:
+    """What stands for the result of a row that failed, encoded."""
+    return msgspec.json.encode(FailedRow(Failure(failure.type, failure.message)))
+
+
+def error_of(result: Raw) -> Failure | None:
+    """The error of a row that failed, given what stands for its result; None if that is something else."""
+    try:
+        return msgspec.json.decode(result, type=FailedRow).error
+    except msgspec.MsgspecError:
+        return None
+
+
+def tolerance(given: float | str | None) -> float | None:
+    """How many rows may fail: a number of them, a share, or a text such as `1%` or `20`. Raises UsageError."""
+    if given is None:
+        return None
+    found: object = given
+    if isinstance(given, str):
+        share = _SHARE.fullmatch(given)
+        found = float(share[1]) / 100 if share else int(given) if given.isdecimal() else None
+    if isinstance(found, int | float) and not isinstance(found, bool) and found >= 0:
+        if isinstance(found, int) or found <= 1:
+            return found
+    raise UsageError(f"tolerate={given!r:.80}: it is how many rows may fail: 20, or a share such as 0.01 or '1%'")
