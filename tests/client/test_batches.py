@@ -211,7 +211,7 @@ async def test_what_is_no_batch_is_refused() -> None:
             ([1], {"tolerate": True}, "tolerate=True"),
         ):
             with pytest.raises(UsageError, match=says):
-                _ = await engine.start_batch(item, rows, **options)  # type: ignore[arg-type]
+                _ = await engine.start_batch(item, rows, **options)
         with pytest.raises(UsageError, match="takes a program"):
             _ = await engine.start_batch(square, [1])  # type: ignore[arg-type]
         await engine.run(item(1), id="r")
