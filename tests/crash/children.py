@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from perdure import Accepted, Duplicate, Engine, Queue, Recovery, StoreUnavailable, call, connect
+from perdure import Accepted, Duplicate, Engine, Queue, Recovery, RunHandle, StoreUnavailable, call, connect
 from perdure.kernel.program import Program
 from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
@@ -282,13 +282,20 @@ def on_disk(
         async with engine:
             handles = []
             for n in range(runs):
-                handles.append(await engine.start(programs.five(n, 0.001), id=f"run-{n}"))
+                handles.append(await started(engine, n))
                 note("start", f"run-{n}")
             results = []
             for handle in handles:
                 results.append(await handle.result())
                 note("result", handle.id)
         return results
+
+    async def started(engine: Engine, n: int) -> RunHandle[int]:
+        while True:
+            try:
+                return await engine.start(programs.five(n, 0.001), id=f"run-{n}")
+            except StoreUnavailable:  # on a busy machine its heartbeat was late, and it says to try again
+                await asyncio.sleep(0.05)
 
     return asyncio.run(main())
 
