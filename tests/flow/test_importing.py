@@ -41,7 +41,7 @@ async def anything(**given: Any) -> Any:
 
 
 def test_the_corpus_is_complete() -> None:
-    assert {file.name.partition("_")[0] for file in FILES} == {"stepflow"}
+    assert {file.name.partition("_")[0] for file in FILES} == {"stepflow", "aetherflow"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -84,6 +84,54 @@ def test_problems_have_their_place_in_the_file_of_the_other_engine(tmp_path: Pat
     assert [(one.line, one.column, one.code) for one in caught.value.problems] == [(5, 16, "F012")]
 
 
+async def test_the_jobs_of_aetherflow_run_as_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = await run(load_flow(FOLDER / "aetherflow_jobs.yaml", python=()))
+    by_path = {step.path: step for step in ran.steps}
+    assert by_path["probe:0/say:0"].output["stdout"] == "2 true r"
+    assert by_path["first_load:0/guarded:0"].output["stdout"] == "demo/probe: 2 items | 2 true r | 30"
+    statuses = {path: step.status for path, step in by_path.items()}
+    assert statuses["empty:0/never:0"] == "skipped"
+    assert statuses["blocked:0"] == "blocked"
+    assert ran.result.status == "completed"
+
+
+def test_what_cannot_be_translated_of_aetherflow_is_reported_with_its_place() -> None:
+    assert report_of("""
+version: 1
+flow: {id: f}
+schedule: daily
+jobs:
+  - id: a
+    when: len(jobs.x) > 1
+    steps:
+      - {id: s, type: external.process, inputs: {command: [ls], bogus: 1, timeout_seconds: "{{ env.T:1 }}",
+         idempotency: {strategy: atomic_dir}}}
+      - {id: t, type: with_lock, inputs: {step: {id: u, type: external.process, inputs: {args: [a]}}}}
+      - {type: x}
+      - {id: v, type: external.process, inputs: {command: ["{{ x | lower }}", "{{ jobs.a.outputs.none }}"]},
+         outputs: {o: "{{ job.outputs.o }}"}}
+      - {id: w, type: external.process, inputs: {command: ["{{ job.outputs.o }}"]}}
+""") == [
+        "4:1 warning F041 'schedule' of a file has no counterpart here, and is left out",
+        "7:11 error F040 this condition is not translated: there is no function 'len'; there is range",
+        "9:23 warning F041 commands get PATH, HOME and the like of the environment; name all else under `env`",
+        "9:65 error F040 'bogus' of a process is not translated",
+        "9:92 error F040 this is a fixed number here, without a template",
+        "10:34 error F040 the strategy 'atomic_dir' is not translated",
+        "11:42 error F006 with_lock needs a lock_key",
+        "11:89 error F006 external.process needs a command",
+        "12:9 error F006 a step of Aetherflow needs an id and a type",
+        "13:60 error F040 this template is not translated; Aetherflow has {{PATH}} and {{PATH:DEFAULT}}",
+        "13:80 error F040 {{ jobs.a.outputs.none }} refers to nothing that is known here",
+        "14:24 error F040 {{ job.outputs.o }} refers to nothing that is known here",
+    ]
+    assert report_of("version: 1\nflow: {state: {backend: sqlite, path: /tmp/state/state.db}}\n") == [
+        "1:1 error F006 a flow of Aetherflow needs jobs",
+        "2:15 warning F041 where runs are kept is said by the engine, as in --store sqlite:////tmp/state/state.db",
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -107,7 +155,7 @@ def test_settings_of_stepflow_are_no_flow(text: str) -> None:
         ("lambda v: v['x'][0]", "input.a.b[0]"),
         ("input['o']['k']", "input.a.b"),
         ("-input['x'] in [1, 2]", "-input.a.b in [1, 2]"),
-        ("input['text'] == 'no'", "\"a b\" == 'no'"),
+        ("input['text'] == 'no'", "'a b' == 'no'"),
         ("input['gone'] + 1", None),
         ("input", None),
         ("len(input['x'])", None),

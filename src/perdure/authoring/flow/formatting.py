@@ -26,10 +26,20 @@ _NO_INLINE = re.compile(r"[,\[\]{}:]")
 _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "flow": (
         format.FLOW_KEYS,
-        {"steps": "step", "finally": "step", "jobs": "job", "tests": "test", "variables": "variables"},
+        {
+            "steps": "step",
+            "finally": "step",
+            "jobs": "job",
+            "tests": "test",
+            "variables": "variables",
+            "workspace": "workspace",
+        },
     ),
-    "job": (getattr(format, "JOB_KEYS", ()), {"steps": "step"}),
-    "step": (format.STEP_KEYS, {"retry": "retry", "map": "map"}),
+    # Its steps are its body, and come last.
+    "job": ([*(key for key in format.JOB_KEYS if key != "steps"), "steps"], {"steps": "step", "lock": "lock"}),
+    "step": (format.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock"}),
+    "lock": (format.LOCK_KEYS, {}),
+    "workspace": (format.WORKSPACE_KEYS, {}),
     "retry": (format.RETRY_KEYS, {}),
     "map": (format.MAP_KEYS, {}),
     "test": (format.TEST_KEYS, {"expect": "expect"}),

@@ -109,7 +109,17 @@ def path_text(path: Path) -> str:
 def _key_text(key: str | int) -> str:
     if isinstance(key, str) and re.fullmatch(r"[A-Za-z_]\w*", key) and key not in KEYWORDS:
         return f".{key}"
-    return f"[{json.dumps(key)}]"
+    return f"[{quoted(key) if isinstance(key, str) else key}]"
+
+
+def quoted(value: str) -> str:
+    """A text as expressions write it."""
+    return f"'{value}'" if value.isprintable() and not set("'\\") & set(value) else json.dumps(value)
+
+
+def escaped(value: str) -> str:
+    """A text in which nothing is an expression."""
+    return value.replace("${{", "$${{")
 
 
 def lone(expression: str) -> str:
@@ -124,7 +134,7 @@ def inside(item: Item) -> str | None:
         found = re.fullmatch(r"\$\{\{ (.*) \}\}", value, re.DOTALL)
         if found is not None and "${{" not in found[1]:
             return found[1]
-        return json.dumps(value) if "${{" not in value and "\\" not in json.dumps(value) else None
+        return quoted(value) if "${{" not in value and "\\" not in json.dumps(value) else None
     if isinstance(value, dict | list):
         return None
     shown = json.dumps(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from perdure.authoring.flow.importing import (
     TODO,
     Names,
     elements,
+    escaped,
     fields,
     head,
     inside,
@@ -21,6 +23,7 @@ from perdure.authoring.flow.importing import (
     made,
     path_text,
     program_name,
+    quoted,
     text,
     todo_name,
 )
@@ -36,11 +39,19 @@ _PROCESS_KEYS = (
 
 
 class Scope(NamedTuple):
-    """Where a template stands: the job that it is in, the step whose result it may take, and whether in `with`."""
+    """Where a template stands: in which job, what its steps and the result are called there, and whether in `with`."""
 
     job: str
-    step: str = ""
+    steps: str = "steps"
+    result: str = ""
     arguments: bool = False
+
+
+class Piece(NamedTuple):
+    """A part of a template."""
+
+    text: str
+    is_expression: bool = False
 
 
 class Translation:
@@ -70,6 +81,9 @@ class Translation:
         self._variables: dict[tuple[str, str | None, bool], str] = {}
         self._variable_names = Names(problems, "variable")
         self._warned_of_environment = False
+        self._needs_workspace = False
+        # Outputs that are being translated: one that refers to itself has no value.
+        self._expanding: set[tuple[str, str]] = set()
         # Where the template is that is being translated.
         self._mark = root.mark
 
@@ -88,6 +102,10 @@ class Translation:
                 mark = fields(one)["profile"].mark
                 self._problems.warn(mark, LEFT_OUT, "a profile is in another file; write what it says under variables")
         jobs = [made(self._job(id, job), job.mark) for id, job in self._jobs.items()]
+        for former, job in itertools.pairwise(jobs):  # Aetherflow runs one after another
+            name = former.value["id"].value
+            if name not in [one.value for one in elements(job.value.get("needs"))]:
+                job.value["after"] = made([name], job.mark)
         if self._variables:
             found["variables"] = made(
                 {
@@ -104,7 +122,7 @@ class Translation:
             self._problems.add(found["jobs"].mark, "F006", "a flow of Aetherflow needs jobs")
         workspace = self._workspace()
         if workspace:
-            found["workspace"] = made(workspace, self._flow["workspace"].mark)
+            found["workspace"] = made(workspace, root.mark)
         return made(found, root.mark)
 
     def _left_out(self, mark: Mark, what: str) -> None:
@@ -138,7 +156,7 @@ class Translation:
                     one.mark, LEFT_OUT, f"the root of a workspace is a fixed path here: {default or '.'}"
                 )
                 found["root"] = text(default or ".", one.mark)
-        return found
+        return {"root": "./work", **found} if found or self._needs_workspace else {}
 
     # --- jobs and steps ---------------------------------------------------------------------------------------------
 
@@ -167,11 +185,10 @@ class Translation:
             expression = Expression(str(item.value))
             found, end = "", 0
             for one in expression.references:
-                parts = [one.root, *one.path]
-                value = self._reference([str(part) for part in parts], Scope(job))
+                value = self._expanded([one.root, *map(str, one.path)], Scope(job))
                 if value is None:
                     raise Wrong("", one.at, f"{one.text} is nothing that a condition refers to")
-                found += f"{expression.text[end : one.at]}({value})"
+                found += expression.text[end : one.at] + _within(_joined(value))
                 end = one.at + len(one.text)
             return text(lone(found + expression.text[end:]), item.mark)
         except Wrong as wrong:
@@ -187,7 +204,7 @@ class Translation:
         for key, one in value.items():
             if key not in ("id", "type", "inputs", "outputs", "on_no_data", "description"):
                 self._left_out(step.keys.get(key, one.mark), f"{key!r} of a step")
-        scope = Scope(job, id, True)
+        scope = Scope(job, arguments=True)
         found = self._by_type(step, value.get("inputs", Item({}, step.mark)), scope)
         common = {key: value[key] for key in ("on_no_data", "description") if key in value}
         return made({"id": text(self._steps[job][id], value["id"].mark), **found, **common}, step.mark)
@@ -221,8 +238,8 @@ class Translation:
         lock: dict[str, Any] = {"key": self._value(key, scope._replace(arguments=False))}
         if "ttl_seconds" in given:
             lock["ttl"] = given["ttl_seconds"]
-        # Aetherflow does not wait for a lock.
-        return {**found, "lock": {**lock, "wait": 0}}
+        # Aetherflow fails at once where a lock is held: a second is as long as it takes to know.
+        return {**found, "lock": {**lock, "wait": 1}}
 
     def _check_items(self, kind: Item, items: Item, scope: Scope) -> dict[str, Any]:
         given = self._value(items, scope)
@@ -274,6 +291,7 @@ class Translation:
             cwd = self._value(given["cwd"], scope)
             inner = not str(cwd.value).startswith(("/", "${{"))
             arguments["cwd"] = text(f"{lone('run.workspace')}/{cwd.value}", cwd.mark) if inner else cwd
+            self._needs_workspace |= inner
         if "env" in given:
             arguments["env"] = made(
                 {
@@ -354,87 +372,72 @@ class Translation:
             return Item([self._value(one, scope, secret) for one in item.value], item.mark)
         if not isinstance(item.value, str) or not ("{{" in item.value or "${{" in item.value):
             return item
-        pieces = list(self._pieces(item, scope, secret))
-        return text(
-            "".join(lone(piece[1]) if piece[0] else piece[1].replace("${{", "$${{") for piece in pieces), item.mark
-        )
+        pieces = self._pieces(item, scope, secret)
+        return text("".join(lone(one.text) if one.is_expression else escaped(one.text) for one in pieces), item.mark)
 
-    def _pieces(self, item: Item, scope: Scope, secret: bool = False) -> Iterator[tuple[bool, str]]:
+    def _pieces(self, item: Item, scope: Scope, secret: bool = False) -> Iterator[Piece]:
         """The pieces of a template: expressions, and the texts between them."""
         whole: str = item.value
         is_lone = _TOKEN.fullmatch(whole.strip()) is not None
         end = 0
         for token in _TOKEN.finditer(whole):
             if not is_lone and token.start() > end:
-                yield False, whole[end : token.start()]
+                yield Piece(whole[end : token.start()])
             end = token.end()
             default = None if token[2] is None else token[2].strip()
             self._mark = item.at(token.start())
-            value = self._reference(token[1].split("."), scope, default, secret)
-            if value is None:
-                self._problems.add(item.at(token.start()), TODO, f"{token[0]} refers to nothing that is known here")
-                yield True, "none"
-                continue
-            if value.startswith('"'):
-                yield False, json.loads(value)
-                continue
-            if default is not None and not token[1].startswith("env."):
-                value = f"{value} | default({_default(default, is_lone)})"
-            yield True, value
-        rest = whole[end:]
-        if "{{" in rest or "{{" in _TOKEN.sub("", whole):
+            found = self._expanded(token[1].split("."), scope, default, secret)
+            if found is None:
+                self._problems.add(self._mark, TODO, f"{token[0]} refers to nothing that is known here")
+            elif default is None or token[1].startswith("env."):
+                yield from found
+            else:
+                yield Piece(f"{_joined(found)} | default({_default(default, is_lone)})", True)
+        if "{{" in _TOKEN.sub("", whole):
             self._problems.add(
                 item.mark, TODO, "this template is not translated; Aetherflow has {{PATH}} and {{PATH:DEFAULT}}"
             )
-        if rest and not is_lone:
-            yield False, rest
+        if whole[end:] and not is_lone:
+            yield Piece(whole[end:])
 
-    def _reference(self, path: list[str], scope: Scope, default: str | None = None, secret: bool = False) -> str | None:
-        """What a path of Aetherflow refers to, as an expression; None for nothing."""
+    def _expanded(
+        self, path: list[str], scope: Scope, default: str | None = None, secret: bool = False
+    ) -> list[Piece] | None:
+        """What a path of Aetherflow refers to; None for nothing."""
         match path:
             case ["env", name]:
-                return self._variable(name, default, secret or (scope.arguments and bool(_SECRET.search(name))))
+                secret = secret or (scope.arguments and _SECRET.search(name) is not None)
+                return [Piece(self._variable(name, default, secret), True)]
             case ["run_id"]:
-                return "run.id"
+                return [Piece("run.id", True)]
             case ["flow_id"]:
-                return json.dumps(program_name(self._flow.get("id"), self._problems))
+                return [Piece(program_name(self._flow.get("id"), self._problems))]
             case ["job", "id"]:
-                return json.dumps(scope.job)
+                return [Piece(scope.job)]
             case ["job", "outputs", key, *rest] | ["job", key, *rest]:
                 return self._output(scope.job, key, rest, scope)
             case ["jobs", job, "outputs", key, *rest] if job in self._jobs:
                 return self._output(job, key, rest, scope)
-            case ["steps", id, *rest] if scope.job:
-                return f"steps{path_text((self._steps[scope.job][id], *rest))}"
+            case ["steps", id, *rest]:
+                return [Piece(scope.steps + path_text((self._steps[scope.job][id], *rest)), True)]
+            case ["result", *rest] if scope.result:
+                return [Piece(scope.result + path_text(tuple(rest)), True)]
         return None
 
-    def _output(self, job: str, key: str, rest: list[str], scope: Scope) -> str | None:
+    def _output(self, job: str, key: str, rest: list[str], scope: Scope) -> list[Piece] | None:
         """An output of a job: what its step has promoted."""
-        if (job, key) not in self._outputs:
+        if (job, key) not in self._outputs or (job, key) in self._expanding:
             return None
         id, template = self._outputs[job, key]
-        name = self._steps[job][id]
-        root = f"steps{path_text((name,))}" if job == scope.job else f"jobs{path_text((self._names[job], name))}"
-        if not isinstance(template.value, str) or "{{" not in template.value:
-            return inside(template)
-        tokens = list(_TOKEN.finditer(template.value))
-        if len(tokens) == 1 and tokens[0][0] == template.value.strip():
-            value = self._promoted(tokens[0], root, job, True)
-            return f"({value}){path_text(tuple(rest))}" if rest else value
-        parts, end = [], 0
-        for token in tokens:
-            parts += [json.dumps(template.value[end : token.start()]), f"({self._promoted(token, root, job, False)})"]
-            end = token.end()
-        return " ~ ".join(part for part in (*parts, json.dumps(template.value[end:])) if part != '""')
-
-    def _promoted(self, token: re.Match[str], root: str, job: str, is_lone: bool) -> str:
-        path = token[1].split(".")
-        if path[0] == "result":
-            found: str | None = root + path_text(tuple(path[1:]))
+        steps = scope.steps if job == scope.job else f"jobs{path_text((self._names[job],))}"
+        if isinstance(template.value, str):
+            inner = Scope(job, steps, steps + path_text((self._steps[job][id],)))
+            self._expanding.add((job, key))
+            found = list(self._pieces(template, inner))
+            self._expanding.discard((job, key))
         else:
-            found = self._reference(path, Scope(job))
-        default = "" if token[2] is None else f" | default({_default(token[2].strip(), is_lone)})"
-        return f"{found or 'none'}{default}"
+            found = [Piece(inside(template) or "none", True)]
+        return [Piece(f"({_joined(found)}){path_text(tuple(rest))}", True)] if rest else found
 
     def _variable(self, env: str, default: str | None, secret: bool) -> str:
         key = (env, None if secret else default, secret)
@@ -445,6 +448,17 @@ class Translation:
         return f"vars.{self._variables[key]}"
 
 
+def _joined(pieces: list[Piece]) -> str:
+    """Pieces as one expression."""
+    if len(pieces) == 1 and pieces[0].is_expression:
+        return pieces[0].text
+    return " ~ ".join(_within(one.text) if one.is_expression else quoted(one.text) for one in pieces) or "''"
+
+
+def _within(expression: str) -> str:
+    return f"({expression})" if " " in expression else expression
+
+
 def _default(value: str, is_lone: bool) -> str:
     """A default: in a template that is one token it has the type that it looks like."""
     if is_lone:
@@ -453,4 +467,4 @@ def _default(value: str, is_lone: bool) -> str:
             return value
         except ValueError:
             pass
-    return json.dumps(value)
+    return quoted(value)

@@ -15,6 +15,7 @@ from perdure.authoring.flow.importing import (
     TODO,
     Names,
     elements,
+    escaped,
     fields,
     head,
     inside,
@@ -208,7 +209,7 @@ class Translation:
     def _value(self, item: Item, forms: bool = False) -> Item:
         """A value. In `$if` and `$coalesce` references keep their form, in which null has only parts that are null."""
         if isinstance(item.value, str):
-            return text(item.value.replace("${{", "$${{"), item.mark) if "${{" in item.value else item
+            return text(escaped(item.value), item.mark) if "${{" in item.value else item
         if isinstance(item.value, list):
             return Item([self._value(one, forms) for one in item.value], item.mark)
         if not isinstance(item.value, dict) or "$literal" in item.value:
