@@ -163,6 +163,8 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     embedded: bool = False
     # The structure of its program, or of the one that it is a part of: see Program.
     structure: str = ""
+    # Whether it runs when everything else has ended.
+    last: bool = False
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):

@@ -386,6 +386,8 @@ class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
     refused: bool = False
     # As in RunStarted, for a child that is no part of the program that started it.
     structure: str = ""
+    # Whether it runs when everything else has ended: a retry runs it again.
+    last: bool = False
 
 
 class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):

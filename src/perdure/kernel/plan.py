@@ -222,6 +222,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         source=command.source,
         refused=command.refused is not None,
         structure="" if command.embedded else command.structure,
+        last=command.last,
     )
     if command.refused is not None:
         failed = ChildFinished(command.op, RunStatus.FAILED, error=command.refused)

@@ -169,9 +169,9 @@ class DataflowExecution:
         self._lost: list[int] = []
         self._absent: Absent | None = None
         self._missing: int | Absent | None = None
-        # By node: the op that its lock is held by; of one that waits for its lock, the key and its arguments.
-        self._locks: dict[int, str] = {}
-        self._locking: dict[int, tuple[str, dict[str, Value]]] = {}
+        # By node: the op that holds its lock; of one that waits for its lock, the key and its arguments.
+        self._locks: dict[int, str] | None = None
+        self._locking: dict[int, tuple[str, dict[str, Value]]] | None = None
         # The node that found no data, because of which the rest is skipped.
         self._no_data = -1
         # The first failure; whether nothing new begins because of it; the cancellation.
@@ -313,8 +313,8 @@ class DataflowExecution:
         number = self._open.pop(event.op, None)
         if number is None:
             return
-        if number in self._locking:
-            self._lock_resolved(number, event)
+        if self._locking and number in self._locking:
+            self._lock_resolved(number, event, *self._locking.pop(number))
             return
         question = self._plan.nodes[number].question
         if question is None:
@@ -592,6 +592,7 @@ class DataflowExecution:
                 own=node.program,
                 embedded=True,
                 structure=self._structure,
+                last=number == self._plan.last,
             )
         )
 
@@ -751,14 +752,17 @@ class DataflowExecution:
             self._failed(number, describe(error, self._codec))
             return
         wait = f"lock.{op}"
+        if self._locking is None:
+            self._locking = {}
         self._status[number], self._open[wait], self._locking[number] = OPEN, number, (name, arguments)
         deadline = None if lock.wait is None else self._at + lock.wait
         self._commands.append(OpenWait(wait, "lock", name, deadline, node.where, ttl=lock.ttl))
 
-    def _lock_resolved(self, number: int, event: WaitResolved) -> None:
+    def _lock_resolved(self, number: int, event: WaitResolved, key: str, arguments: dict[str, Value]) -> None:
         node = self._plan.nodes[number]
-        key, arguments = self._locking.pop(number)
         if event.by == "lock":
+            if self._locks is None:
+                self._locks = {}
             self._locks[number] = event.op
             self._begin(number, node, event.op.removeprefix("lock."), arguments)
             return
@@ -766,7 +770,7 @@ class DataflowExecution:
         self._failed(number, describe(LockTimeout(key, node.lock.wait or 0.0), self._codec))
 
     def _unlock(self, number: int) -> None:
-        op = self._locks.pop(number, None)
+        op = self._locks.pop(number, None) if self._locks else None
         if op is not None:
             self._commands.append(RecordValue(f"{op}/unlock", "unlock", source=self._plan.nodes[number].where))
 
@@ -1050,9 +1054,8 @@ class DataflowExecution:
         """Give up all that is still open, with its locks."""
         self._commands += [CancelOp(op, reason) for op in self._open]
         self._open.clear()
-        self._locking.clear()
-        self._running = 0
-        for number in list(self._locks):
+        self._locking, self._running = None, 0
+        for number in list(self._locks or ()):
             self._unlock(number)
 
     def _last_ended(self, event: ChildFinished) -> None:

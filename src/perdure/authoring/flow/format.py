@@ -241,7 +241,7 @@ class _Reader:
         found = self._get(root, "jobs", self._jobs) or () if jobs else ()
         steps = () if jobs else self._steps(root)
         ids, self._ids = self._ids, {}
-        final = self._final(root, ids)
+        final = self._final(root, ids, jobs)
         self._known = {*ids, *(f"{job.id}.{id}" for job in found for id in job.ids), *self._ids}
         return FlowDef(
             name,
@@ -367,7 +367,7 @@ class _Reader:
             return None
         return JobDef(id, item.value["id"].mark, steps, ids, in_order is not False, item.value.get("when"), **found)
 
-    def _final(self, root: Item, ids: Mapping[str, Mark]) -> JobDef | None:
+    def _final(self, root: Item, ids: Mapping[str, Mark], jobs: bool) -> JobDef | None:
         """The steps of `finally`, as a job."""
         item = root.value.get("finally")
         if item is None:
@@ -375,6 +375,8 @@ class _Reader:
         if FINALLY in ids:
             self._problems.add(ids[FINALLY], "F003", f"{FINALLY!r} is the name of what runs in the end")
         steps = self._steps(root, FINALLY, FINALLY)
+        for id in () if jobs else ids.keys() & self._ids:
+            self._duplicate(id, self._ids[id], ids[id])
         return JobDef(FINALLY, item.mark, steps, self._ids)
 
     def _workspace(self, item: Item) -> WorkspaceDef | None:
@@ -437,8 +439,11 @@ class _Reader:
             self._problems.add(mark, "F002", f"{id!r} is a name of perdure's own; call the {what} otherwise")
         first = self._ids.setdefault(id, mark)
         if first is not mark:
-            where = f"{self._problems.file}:{first.line}:{first.column}"
-            self._problems.add(mark, "F003", f"duplicate id {id!r}; first at {where}")
+            self._duplicate(id, mark, first)
+
+    def _duplicate(self, id: str, mark: Mark, first: Mark) -> None:
+        where = f"{self._problems.file}:{first.line}:{first.column}"
+        self._problems.add(mark, "F003", f"duplicate id {id!r}; first at {where}")
 
     def _retry(self, item: Item) -> Retry | None:
         if isinstance(item.value, int) and not isinstance(item.value, bool):

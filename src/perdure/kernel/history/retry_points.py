@@ -66,6 +66,9 @@ def withdrawals(batches: Sequence[Batch]) -> list[Withdrawn]:
     The failure that became that of the run, and other failures that the body did not handle.
     """
     found, end = ops(batches), end_of(batches)
+    last = {event.op for _, _, event in numbered(batches) if isinstance(event, ChildStarted) and event.last}
+    if last:
+        found = {path: op for path, op in found.items() if not _is_within(path, last)}
     finished = batches[-1].events[-1]
     assert isinstance(finished, RunFinished)
     if finished.status is RunStatus.CANCELLED:
@@ -204,6 +207,11 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
     return [latest] if latest is not None and latest in failures else []
 
 
+def _is_within(op: str, children: Iterable[str]) -> bool:
+    """Whether an op is one of these children, or in one of them."""
+    return any(op == child or op.startswith(f"{child}/") for child in children)
+
+
 def _alike(failure: Failure, error: Failure) -> bool:
     return (failure.type, failure.message) == (error.type, error.message)
 
@@ -221,7 +229,7 @@ def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, n
     for seq, at, event in numbered(batches):
         past.fold(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
-    begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
+    begin = msgspec.structs.replace(started, recorded=past.recorded() or None, seen=seen)
     forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
@@ -256,13 +264,13 @@ def rerun(
         withdrawn = failed and not enclosing(op, completed)
         past.fold(event, at, kept=seq < end and op not in again, withdrawn=withdrawn)
     for op in again:
-        past.recorded.pop(op, None)
+        past.used.pop(op, None)
     for op, item in (items or {}).items():
         past.run_item(op, found[op].inputs, item)
     for op, value in values.items():
         past.replace(op, found[op].kind, value)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
-    begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
+    begin = msgspec.structs.replace(started, recorded=past.recorded() or None, seen=seen)
     forked = RunForked(started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from))
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
@@ -280,13 +288,16 @@ class _Outcomes:
 
     def __init__(self, started: RunStarted) -> None:
         self.state = RunState("")
-        self.recorded: dict[str, Raw] = {}
+        # Values that the body has computed with, by op.
+        self.used: dict[str, Raw] = {}
         self._started = started
         self._kept: dict[str, OutcomeKept] = {}
         self._inputs: dict[str, str] = {}
         self._versions: dict[str, str] = {}
         self._chunks: dict[str, list[Raw]] = {}
         self._sent: dict[int, SignalReceived] = {}
+        # What ran in the end of this run, and of children that did not complete: it runs again.
+        self._last: set[str] = set()
 
     def fold(self, event: AnyEvent, at: float, *, kept: bool, withdrawn: bool) -> None:
         """Fold one event, and collect the outcome that it holds if it is `kept`."""
@@ -296,7 +307,11 @@ class _Outcomes:
         elif isinstance(event, WaitResolved) and event.by == "signal":
             taken = state.inbox[state.ops[event.op].name][0]
         elif isinstance(event, RunStarted):
-            self.recorded.update(event.recorded or {})
+            self.used.update(event.recorded or {})
+        elif isinstance(event, ChildStarted) and event.last:
+            self._last.add(event.op)
+        elif isinstance(event, ChildFinished) and event.status is RunStatus.COMPLETED:
+            self._last = {op for op in self._last if op.rpartition("/")[0] != event.op}
         state.fold(event, at)
         if not kept:
             return
@@ -328,7 +343,7 @@ class _Outcomes:
         elif isinstance(event, ChildStarted) and event.detached:
             return OutcomeKept(event.op, "started", event.inputs, by=event.detached)
         elif isinstance(event, ValueRecorded) and event.kind in USED:
-            self.recorded[event.op] = event.value
+            self.used[event.op] = event.value
         elif isinstance(event, ValueRecorded) and event.kind == PATCH:
             return OutcomeKept(event.op, PATCHED)
         return None
@@ -365,7 +380,7 @@ class _Outcomes:
             answer = WaitResolved.answered(op, "", value.data)
             self._kept[op] = OutcomeKept(op, "waited", "", value.data, by=answer.by)
         elif kind in USED:
-            self.recorded[op] = value.data
+            self.used[op] = value.data
         else:
             raise UsageError(
                 f"{op} is a {kind}, whose outcome cannot be replaced; replace one in it, as in {op}/step:0"
@@ -379,8 +394,14 @@ class _Outcomes:
         by = "signal" if event.by == "kept" else event.by
         return OutcomeKept(event.op, "waited", inputs, value, by=by, answer_id=event.answer_id)
 
+    def recorded(self) -> dict[str, Raw]:
+        """The values that the body computes with again."""
+        return {op: value for op, value in self.used.items() if not _is_within(op, self._last)}
+
     def outcomes(self) -> list[OutcomeKept]:
         """The outcomes in their order; then those that this run had itself kept and not asked for."""
+        if self._last:
+            self._kept = {op: one for op, one in self._kept.items() if not _is_within(op, self._last)}
         before = self.state.kept.entries if self.state.kept is not None else {}
         # Another task may have made the failed call since, and succeeded: then it need not run again.
         had = {(op_name(one.op), one.inputs) for one in self._kept.values() if one.kind == "succeeded"}
