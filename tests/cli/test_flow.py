@@ -118,3 +118,39 @@ def test_components_are_listed_with_what_they_take(capsys: pytest.CaptureFixture
     assert "max_bytes" in capsys.readouterr().out
     assert main(["components", "show", "shel"]) == 2
     assert "did you mean 'shell'?" in capsys.readouterr().err
+
+
+def test_a_batch_has_a_row_and_a_result_in_each_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, rows, out = tmp_path / "right.yaml", tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    file.write_text(RIGHT)
+    rows.write_text('{"n": 1}\n\n{"n": "x"}\n{"n": 3}\n')
+    run = ["flow", "run", str(file), "--store", f"sqlite:///{tmp_path}/f.db"]
+    batch = [*run, "--inputs", str(rows), "--limit", "2", "--id", "b"]
+    assert main([*batch, "--out", str(out)]) == 1
+    captured = capsys.readouterr()
+    assert "3 rows, 2 completed, 1 failed" in captured.err
+    assert "perdure runs retry b --store" in captured.err
+    first, second, third = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (first, third) == ({"a": 2}, {"a": 4})
+    assert "its schema" in second["error"]["message"]
+    # It goes on with the batch of that id, and so reads no rows.
+    rows.unlink()
+    assert main([*batch, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["completed"] == 2
+    assert main([*batch, "--tolerate", "1"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [first, second, third]
+    # More rows fail than may: those that did not run are in the results all the same.
+    rows.write_text('{"n": "x"}\n' * 2 + '{"n": 1}\n')
+    assert main([*run, "--inputs", str(rows), "--limit", "1", "--tolerate", "0", "--out", str(out)]) == 1
+    errors = [json.loads(line)["error"]["type"] for line in out.read_text().splitlines()]
+    assert errors == ["perdure.errors.NotDecodable", "perdure.NotRun", "perdure.NotRun"]
+    capsys.readouterr()
+    for wrong, says in (
+        (["--inputs", str(tmp_path / "none.jsonl")], "No such file"),
+        (["--inputs", str(file)], "right.yaml:1 is not JSON"),
+        (["--inputs", str(rows), "--input", "{}"], "give one of them"),
+        (["--limit", "3", "--out", "x"], "--limit and --out: only a batch has that"),
+        (["--inputs", str(rows), "--tolerate", "some"], "tolerate='some'"),
+    ):
+        assert main([*run, *wrong]) == 2
+        assert says in capsys.readouterr().err

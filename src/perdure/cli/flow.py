@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from perdure.authoring.graph.diagram import Format
 from perdure.cli.exits import Exit
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, settings
+from perdure.cli.options import DEFAULT_STORE, AsJson, BatchOptions, Inputs, Limit, Out, StoreUrl, Tolerate, settings
 from perdure.cli.output import clean, note, write_json
 from perdure.cli.targets import load_flow_file, resolve
 from perdure.config import Flows
@@ -53,18 +53,24 @@ def run(
     *,
     id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
     input: Annotated[str | None, Parameter(help="Inputs, as a JSON object.", allow_leading_hyphen=True)] = None,
+    inputs: Inputs = None,
+    limit: Limit = None,
+    tolerate: Tolerate = None,
+    out: Out = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
     """Run a flow to its end and print its result as JSON.
 
     Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
-    --input: an object with the inputs by name; @file.json reads it from a file, - from stdin.
+    --input: an object with the inputs by name; @file.json reads it from a file, - from stdin. With --inputs, it runs
+    once for each line of a file: a batch.
     """
     from perdure.cli.run import perform
 
+    batch = BatchOptions(inputs, limit, tolerate, out)
     flow, module = resolve(file)
-    return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {})
+    return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {}, batch)
 
 
 @app.command(name="test", sort_key=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,9 +32,23 @@ AsJson = Annotated[
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
 RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
+Inputs = Annotated[str | None, Parameter(help="A batch: run it for each line of this file, a row as JSON; - is stdin.")]
+Limit = Annotated[int | None, Parameter(help="Of a batch: how many rows run at a time.")]
+Tolerate = Annotated[str | None, Parameter(help="Of a batch: how many rows may fail, as 20 or 1%.")]
+Out = Annotated[str | None, Parameter(help="Of a batch: the file for the results, a line for each row.")]
 
 # The file of settings that the command in hand was given, if it was.
 _given: ContextVar[str | None] = ContextVar("config", default=None)
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What only a batch is given."""
+
+    inputs: str | None = None
+    limit: int | None = None
+    tolerate: str | None = None
+    out: str | None = None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +14,17 @@ from cyclopts import Parameter
 from perdure.assembly import Engine
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.inputs import invocation
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, engine_options
+from perdure.cli.options import (
+    DEFAULT_STORE,
+    AsJson,
+    BatchOptions,
+    Inputs,
+    Limit,
+    Out,
+    StoreUrl,
+    Tolerate,
+    engine_options,
+)
 from perdure.cli.output import failure_text, note, write_json
 from perdure.cli.targets import Target, resolve
 from perdure.client.views import RunResult, RunView, StepView
@@ -37,6 +47,10 @@ def run(
     queue: Annotated[str | None, Parameter(help="The queue it waits in for its turn.")] = None,
     key: Annotated[str | None, Parameter(help="Its key in the queue: keys take turns.")] = None,
     priority: Annotated[int, Parameter(help="In the queue, higher goes first.")] = 0,
+    inputs: Inputs = None,
+    limit: Limit = None,
+    tolerate: Tolerate = None,
+    out: Out = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
@@ -45,7 +59,7 @@ def run(
     Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
 
     --input: an object gives keyword arguments, a list positional ones, anything else is the only argument.
-    @file.json reads it from a file, - from stdin.
+    @file.json reads it from a file, - from stdin. With --inputs, it runs once for each line of a file: a batch.
 
     Parameters
     ----------
@@ -54,7 +68,8 @@ def run(
     """
     program, module = resolve(target)
     options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
-    return perform(program, module, f"run {shlex.quote(target)}", id, input, store, json, options)
+    batch = BatchOptions(inputs, limit, tolerate, out)
+    return perform(program, module, f"run {shlex.quote(target)}", id, input, store, json, options, batch)
 
 
 def perform(
@@ -66,11 +81,26 @@ def perform(
     store: str,
     json: bool,
     options: dict[str, Any],
+    batch: BatchOptions,
 ) -> int:
-    """Run a program to its end, and return the exit code. `command` is what continues the run."""
+    """Run a program to its end, or a batch of it, and return the exit code. `command` is what continues the run."""
+    if batch.inputs is not None:
+        from perdure.cli.batches import Batch
+
+        if input is not None:
+            raise Problem("--input is the input of one run, and --inputs those of many; give one of them")
+        again = f"{command} --inputs {shlex.quote(batch.inputs)}"
+        return _performed(Batch(program, module, id, batch, store, json, options), again)
+    given = [f"--{name}" for name in ("limit", "tolerate", "out") if getattr(batch, name) is not None]
+    if given:
+        raise Problem(f"{' and '.join(given)}: only a batch has that, which is what --inputs makes")
     # Without an input, the id may belong to an existing run that has one.
     wanted = invocation(program, input) if input is not None or id is None else None
-    task = _Task(program, wanted, module, id, store, json, options)
+    return _performed(Task(program, wanted, module, id, store, json, options), command)
+
+
+def _performed(task: Task, command: str) -> int:
+    """Perform a task, and return its exit code, also if the process is asked to stop before it ends."""
     try:
         return asyncio.run(task.perform())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -83,8 +113,11 @@ def perform(
         return Exit.INTERRUPTED
 
 
-class _Task:
+class Task:
     """One `perdure run`, from its start to its exit code."""
+
+    # Whether a line shows how far it is; None: on a terminal.
+    shows: bool | None = None
 
     def __init__(
         self,
@@ -106,17 +139,26 @@ class _Task:
     async def perform(self) -> int:
         options = engine_options(self._store, self._module.queues)
         recovery: Recovery = options.get("recovery", Recovery())
-        with self.termination.heeded(recovery.grace), progress_line(self._program.name, None) as line:
+        with self.termination.heeded(recovery.grace), progress_line(self._program.name, self.shows) as line:
             programs, observer = list(self._module.programs.values()), self._observer(line)
             made = Engine(self._store, programs, on_commit=observer, **options)
             made.module = self._module.file
             async with made as engine:
-                result = await self._result(engine, line)
-                view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
-                output = engine.codec.encode(result.output, "the result")
-        assert view is not None
-        self._report(result, view, steps, output)
-        return ENDS[result.status]
+                report = await self.conclude(engine, line)
+        return report()
+
+    async def conclude(self, engine: Engine, line: Line | None) -> Callable[[], int]:
+        """Start the run, or go on with it, and wait for its end; gives what reports it, and the exit code."""
+        result = await self._result(engine, line)
+        view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
+        output = engine.codec.encode(result.output, "the result")
+
+        def report() -> int:
+            assert view is not None
+            self._report(result, view, steps, output)
+            return ENDS[result.status]
+
+        return report
 
     def _observer(self, line: Line | None) -> Observer:
         def observe(id: str, append: Append) -> None:
@@ -179,14 +221,18 @@ class _Task:
                 note(f"{result.error}\n{self._describe(view)}")
 
     def _describe(self, view: RunView) -> str:
-        id = shlex.quote(view.id) + ("" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}")
-        look = f"Look at it: perdure runs steps {id}"
+        look = f"Look at it: {self.command_for('steps', view.id)}"
         if self._ended != view.run_id or view.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             return look
         return (
             f"It had ended so before this command, which executed nothing.\n{look}\n"
-            f"Let it go on from there: perdure runs retry {id}, and the same command again"
+            f"Let it go on from there: {self.command_for('retry', view.id)}, and the same command again"
         )
+
+    def command_for(self, verb: str, id: str) -> str:
+        """A command of `perdure runs` for a run."""
+        store = "" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}"
+        return f"perdure runs {verb} {shlex.quote(id)}{store}"
 
     def explain_stop(self, how: str, command: str) -> None:
         """Report what happens to the run of a process that was asked to stop."""
