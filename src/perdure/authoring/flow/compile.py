@@ -181,6 +181,8 @@ class Compiler:
         made = self._output()
         self._check_cycles()
         self._problems.stop()
+        if flow.lazy and made is not None:
+            drafts = self._needed(drafts, _values(() if final is None else final[1], made))
         inside = [*(part for _, part in jobs.values()), *(() if final is None else (final[1],))]
         used = _values((*drafts, *found, *(draft for part in inside for draft in part)), made or ())
         drafts += [
@@ -201,6 +203,22 @@ class Compiler:
             last=self._last(final, WORKSPACE in used),
         )
         return self._built(drafts, options)
+
+    def _needed(self, drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
+        """The steps that have to run for these values, and those that run in any case."""
+        by_id = {draft.node.name: draft for draft in drafts}
+        work = [*wanted, *(step.id for step in self._flow.steps if step.must_run)]
+        kept = set[str]()
+        while work:
+            id = work.pop()
+            if id in by_id and id not in kept:
+                kept.add(id)
+                work += _values((by_id[id],), ())
+        return [
+            msgspec.structs.replace(draft, after=tuple(one for one in draft.after if one in kept))
+            for id, draft in by_id.items()
+            if id in kept
+        ]
 
     def _built(self, drafts: Sequence[Draft], options: Options) -> Built:
         try:

@@ -94,6 +94,8 @@ class StepDef(msgspec.Struct, frozen=True):
     lock: LockDef | None
     # Whether the rest of the job is skipped if the result says that there is no data.
     skips_job: bool
+    # Whether it runs also where nothing needs it.
+    must_run: bool
 
 
 class JobDef(msgspec.Struct, frozen=True):
@@ -140,6 +142,8 @@ class FlowDef(msgspec.Struct, frozen=True):
     output: Item | None
     tests: tuple[CaseDef, ...]
     on_failure: Literal["stop", "continue"]
+    # Whether only those steps run that the output needs.
+    lazy: bool
     # The tree without places, descriptions and what does not matter for a run.
     canonical: dict[str, Any]
 
@@ -157,6 +161,7 @@ FLOW_KEYS = {
     "output": "The result of a run.",
     "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
     "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
+    "execution": "`all` runs every step; `lazy` runs what the output needs, and steps with must_run.",
     "finally": "Steps that run in the end, in this order, whatever has happened; run.status says what.",
     "workspace": "A folder in which each run has one of its own, run.workspace, and when that is removed.",
 }
@@ -173,6 +178,7 @@ STEP_KEYS = {
     "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
     "map": "Runs the step once for each item of a list.",
     "lock": "A lock that the step holds while it runs, with all of its attempts; no two runs hold it at once.",
+    "must_run": "With `execution: lazy`, the step runs also if the output does not need it.",
     "on_no_data": "In a job, `skip_job`: after the result {status: no_data} the rest of the job is skipped.",
     "description": "What the step is for.",
 }
@@ -257,6 +263,7 @@ class _Reader:
             root.value.get("output"),
             self._get(root, "tests", self._tests) or (),
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
+            self._get(root, "execution", lambda item: self._execution(item, jobs)) or False,
             _canonical(root.plain()),
         )
 
@@ -399,6 +406,12 @@ class _Reader:
             self._problems.add(item.value["ttl"].mark, "F002", "ttl is how long the lock of a dead run stays: not 0")
         return LockDef(item.value["key"], ttl or LOCK_TTL, self._get(item, "wait", self._duration))
 
+    def _execution(self, item: Item, jobs: bool) -> bool:
+        lazy: bool = self._one_of(item, ("all", "lazy")) == "lazy"
+        if lazy and jobs:
+            self._problems.add(item.mark, "F002", "execution: lazy is for a flow with steps; jobs have needs and when")
+        return lazy
+
     def _no_data(self, item: Item) -> bool:
         if self._one_of(item, ("skip_job",)) and not self._in_job:
             self._problems.add(item.mark, "F002", "on_no_data: skip_job is for the steps of a job")
@@ -427,6 +440,7 @@ class _Reader:
             "map": self._get(item, "map", self._map),
             "lock": self._get(item, "lock", self._lock),
             "skips_job": self._get(item, "on_no_data", self._no_data) or False,
+            "must_run": self._get(item, "must_run", self._flag) or False,
         }
         if id is None or use is None:
             return None
@@ -708,6 +722,7 @@ def schema() -> dict[str, Any]:
         "map": _object(mapped, ("over",)),
         "lock": lock,
         "on_no_data": {"enum": ["skip_job"]},
+        "must_run": {"type": "boolean"},
         "description": text,
     }
     steps = {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)}
@@ -750,6 +765,7 @@ def schema() -> dict[str, Any]:
         "output": {},
         "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
         "on_failure": {"enum": ["stop", "continue"]},
+        "execution": {"enum": ["all", "lazy"]},
         "finally": steps,
         "workspace": _object(workspace, ("root",)),
     }
