@@ -1,15 +1,23 @@
-"""Whatever a file says, reading it ends in a flow, or in problems with their places."""
+"""Whatever a file says, reading it ends in a flow, or in problems with their places; and so do expressions.
+
+Under `-m soak` each file takes at most 100 ms of the processor and 20 MB, and each expression 50 ms and 10 MB.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import resource
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.authoring.flow.expressions import FILTERS, UNSET, Expression, Failed, Unset, Wrong, encode
 from perdure.authoring.flow.flow import load
+from perdure.authoring.flow.format import FLOW_KEYS, JOB_KEYS, STEP_KEYS
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 
@@ -44,6 +52,30 @@ output:
   all: {$coalesce: [{$step: book, path: "$.a[0]"}, {$variable: n, default: 1}]}
 on_failure: continue
 """
+JOBS = """\
+perdure: 1
+name: jobs
+jobs:
+  - id: extract
+    lock: {key: "a-${{ run.id }}", ttl: 10m, wait: 1h}
+    steps:
+      - {id: probe, use: value, with: {status: no_data}, on_no_data: skip_job}
+      - {id: pull, use: shell, with: {argv: [ls], cwd: "${{ run.workspace }}"}}
+  - id: load
+    needs: [extract]
+    when: ${{ jobs.extract.probe.rows > 0 }}
+    in_order: false
+    steps: [{id: copy, use: value, with: "${{ jobs.extract.pull.stdout }}"}]
+workspace: {root: ./work, cleanup: on_success}
+finally: [{id: tell, use: value, with: {status: "${{ run.status }}"}}]
+"""
+# Files of other engines, with most of what they can say.
+FOREIGN = [
+    file.read_text(encoding="utf-8")
+    for file in sorted((Path(__file__).parent / "imports").glob("*.yaml"))
+    if not file.name.endswith(".to.yaml")
+]
+SEEDS = [SEED, SEED, JOBS, *FOREIGN]
 PIECES = [
     *"{}[]:,-#&*!|>'\"%@`\t\n $",
     "${{",
@@ -64,6 +96,10 @@ PIECES += [
     "steps.",
     "input",
     "$step: ",
+    "component: ",
+    "{{ ",
+    "jobs.",
+    "$from: ",
     "$if: ",
     "map: ",
     "- ",
@@ -81,7 +117,7 @@ PIECES += [
 
 def mutated(draw: random.Random) -> bytes:
     """A file that is nearly right."""
-    text = SEED
+    text = draw.choice(SEEDS)
     if draw.random() < 0.2:
         text = json.dumps({"perdure": 1, "name": "n", "steps": [{"id": "a", "use": "value", "with": "${{ input.x }}"}]})
     for _ in range(draw.randint(1, 6)):
@@ -93,16 +129,90 @@ def mutated(draw: random.Random) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def check_all(folder: Path, seeds: range) -> None:
+WORDS = [
+    "a",
+    "b",
+    "value",
+    "sleep",
+    "shell",
+    "http",
+    "signal",
+    "approval",
+    "fail",
+    "skip",
+    "1s",
+    "5%",
+    "item",
+    "",
+    "a-b",
+]
+WORDS += [
+    "${{ steps.a }}",
+    "${{ input.x | default(1) }}",
+    "${{ secrets.T }}",
+    "x ${{ steps.b.c }}",
+    "${{ item }}",
+    "{{ a }}",
+]
+
+
+def anything(draw: random.Random, depth: int = 0) -> Any:
+    """A value that may stand anywhere."""
+    kind = draw.randrange(10 if depth < 4 else 6)
+    if kind < 3:
+        return draw.choice(WORDS)
+    if kind < 6:
+        return draw.choice([None, True, False, 0, 1, -1, 2.5, 10**12, "2026-11-16"])
+    if kind < 8:
+        return [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
+    keys = [
+        "$step",
+        "$input",
+        "$if",
+        "then",
+        "$coalesce",
+        "default",
+        "env",
+        "secret",
+        "value",
+        "a",
+        "b",
+        "type",
+        "key",
+        "over",
+    ]
+    return {draw.choice(keys): anything(draw, depth + 1) for _ in range(draw.randrange(4))}
+
+
+def entry(draw: random.Random, keys: Any, right: dict[str, Any]) -> dict[str, Any]:
+    """An object with keys that exist, most of them right."""
+    found = {key: anything(draw) for key in draw.sample(sorted(keys), draw.randrange(4))}
+    return {**found, **{key: value for key, value in right.items() if draw.random() < 0.95}}
+
+
+def generated(draw: random.Random) -> bytes:
+    """A file of the right shape, with anything in it."""
+
+    def steps() -> list[Any]:
+        some = draw.randrange(1, 5)
+        return [entry(draw, STEP_KEYS, {"id": id, "use": draw.choice(WORDS[:8])}) for id in "abcd"[:some]]
+
+    jobs = {"jobs": [entry(draw, JOB_KEYS, {"id": id, "steps": steps()}) for id in "ab"]}
+    right = {"perdure": 1, "name": "n", **(jobs if draw.random() < 0.3 else {"steps": steps()})}
+    return json.dumps(entry(draw, FLOW_KEYS, right)).encode()
+
+
+def check_all(folder: Path, seeds: range, spent: Callable[[int], None] = lambda seed: None) -> None:
     for seed in seeds:
         draw = random.Random(seed)
-        data = mutated(draw)
+        data = draw.choice([mutated, mutated, generated])(draw)
         file = folder / ("flow.json" if draw.random() < 0.2 else "flow.yaml")
         file.write_bytes(data)
-        lines = data.count(b"\n") + data.count(b"\r") + data.count("\x85".encode()) + 2
+        lines = data.count(b"\n") + data.count(b"\r") + data.count("\x85".encode()) + data.count("\u2028".encode()) + 2
         for problem in problems_in(file, seed):
             assert 1 <= problem.line <= lines, seed
             assert problem.column >= 1, seed
+        spent(seed)
 
 
 def problems_in(file: Path, seed: int) -> Sequence[FlowProblem]:
@@ -114,10 +224,192 @@ def problems_in(file: Path, seed: int) -> Sequence[FlowProblem]:
         raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
+# --- expressions ----------------------------------------------------------------------------------------------------
+
+SCRAPS = [
+    "_x",
+    "steps.a",
+    "steps.a.b",
+    "input.n",
+    "item[0]",
+    'item["k"]',
+    "1",
+    "2.5",
+    "1e9",
+    "'t'",
+    '"u"',
+    "true",
+    "none",
+]
+SCRAPS += [
+    "[1, 2]",
+    "{'k': 1}",
+    "range(9)",
+    "range(10 ** 9)",
+    "range(-1, 9, 0)",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    ".",
+    ":",
+]
+SIGNS = [
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "%",
+    "**",
+    "~",
+    "==",
+    "!=",
+    "<",
+    ">=",
+    "and",
+    "or",
+    "in",
+    "not in",
+    "is",
+    "if",
+    "|",
+    "=",
+]
+TESTS = ["defined", "none", "odd", "divisibleby(0)", "sameas", "startingwith('a')", "in([1])", "number", "not string"]
+VALUES: list[Any] = [
+    UNSET,
+    None,
+    True,
+    0,
+    3,
+    -1,
+    2**62,
+    1.5,
+    "",
+    "text",
+    "2026-11-16",
+    [],
+    [1, "a", None],
+    {},
+    {"k": [1]},
+]
+VALUES += ["x" * 1000, list(range(500)), [{"k": n} for n in range(50)], "\0", "é🙂"]
+
+
+def expression(draw: random.Random, depth: int = 0) -> str:
+    """An expression, or a soup of what they consist of."""
+    if draw.random() < 0.1 and not depth:
+        return " ".join(draw.choice(SCRAPS + SIGNS + TESTS) for _ in range(draw.randrange(12)))
+    kind = draw.randrange(9 if depth < 4 else 2)
+    inner = [expression(draw, depth + 1) for _ in range(3)] if kind > 1 else []
+    if kind <= 1:
+        return draw.choice(SCRAPS[:18])
+    if kind == 2:
+        return f"{inner[0]} {draw.choice(SIGNS)} {inner[1]}"
+    if kind == 3:
+        name = draw.choice(sorted(FILTERS))
+        given = draw.choice(["", "", f"({inner[1]})", f"({inner[1]}, {inner[2]})", "(attribute='k')", "('%Y')"])
+        return f"{inner[0]} | {name}{given}"
+    if kind == 4:
+        return f"{inner[0]} is {draw.choice(TESTS)}"
+    if kind == 5:
+        return f"({inner[0]} if {inner[1]} else {inner[2]})"
+    if kind == 6:
+        return f"({inner[0]})[{inner[1]}]"
+    if kind == 7:
+        return f"[{inner[0]}, {inner[1]}] + [{inner[2]}]"
+    return f"({inner[0]}) {draw.choice(SIGNS[:8])} ({inner[1]})"
+
+
+def check_expressions(seeds: range, spent: Callable[[int], None] = lambda seed: None) -> int:
+    """Evaluate expressions, and return how many had a value."""
+    done = 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        text = expression(draw)
+        try:
+            found = Expression(text)
+            encode(found.evaluate([draw.choice(VALUES) for _ in found.references]))
+            done += 1
+        except (Wrong, Unset, Failed):
+            pass
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {text}: {error!r}") from error
+        spent(seed)
+    return done
+
+
+# --- how many, and what they may take -------------------------------------------------------------------------------
+
+
+class Budget:
+    """Holds each of many to the same budget of the processor, and all of them to the memory that one may take."""
+
+    def __init__(self, seconds: float, megabytes: int) -> None:
+        self._seconds, self._megabytes = seconds, megabytes
+        self._most = _memory()
+        self._last = time.process_time()
+
+    def spent(self, seed: int) -> None:
+        now = time.process_time()
+        assert now - self._last < self._seconds, f"seed {seed}: {now - self._last} s"
+        assert _memory() - self._most < self._megabytes, f"seed {seed}: {_memory() - self._most} MB"
+        self._last = now
+
+
+def _memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def test_files_that_are_nearly_right(tmp_path: Path) -> None:
-    check_all(tmp_path, range(300))
+    check_all(tmp_path, range(250))
+
+
+def test_expressions_of_any_kind() -> None:
+    assert check_expressions(range(400)) > 40
 
 
 @pytest.mark.soak
 def test_many_files_that_are_nearly_right(tmp_path: Path) -> None:
-    check_all(tmp_path, range(100_000))
+    check_all(tmp_path, range(2000))  # until everything is loaded
+    check_all(tmp_path, range(2000, 100_000), Budget(0.1, 20).spent)
+
+
+@pytest.mark.soak
+def test_many_expressions_of_any_kind() -> None:
+    check_expressions(range(2000))
+    check_expressions(range(2000, 100_000), Budget(0.05, 10).spent)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"  - {{id: s{n}, use: value, with: '${{{{ steps.q{n} }}}}'}}\n" for n in range(3000)),
+        "".join(f"  - {{id: s{n}, use: valu{n}, needs: [q{n}], k{n}: 1}}\n" for n in range(3000)),
+        "  - {id: a, use: value, with: '" + "${{ " * 100_000 + "'}",
+        '  - {id: a, use: value, with: "${{ ' + "{" * 500_000 + '"}',
+        "  - {id: a, use: value}\n" * 3000,
+    ],
+    ids=["references", "keys", "beginnings", "braces", "ids"],
+)
+def test_a_file_in_which_everything_is_wrong_does_not_take_long(tmp_path: Path, text: str) -> None:
+    """What is quadratic does not end here."""
+    file = tmp_path / "flow.yaml"
+    file.write_text(f"perdure: 1\nname: n\nsteps:\n{text}")
+    found = problems_in(file, 0)
+    assert 1 <= len(found) <= 101
+    assert len(found) < 101 or found[-1].code == "F000"
+
+
+def test_templates_of_aetherflow_that_double_end(tmp_path: Path) -> None:
+    outputs = ", ".join(f"o{n}: '{{{{job.outputs.o{n - 1}}}}}{{{{job.outputs.o{n - 1}}}}}'" for n in range(1, 31))
+    file = tmp_path / "flow.yaml"
+    file.write_text(
+        "version: 1\nflow: {id: a}\njobs: [{id: j, steps: [{id: s, type: x, inputs: {a: '{{job.outputs.o30}}'}, "
+        f"outputs: {{o0: '{{{{result.a}}}}', {outputs}}}}}]}}]\n"
+    )
+    assert {"F040"} == {one.code for one in problems_in(file, 0)} & {"F040"}

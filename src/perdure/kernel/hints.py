@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_COMPARED, LONGEST = 100, 200
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The name that it is close to, or all there are."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, 1, 0.6)
+    # Comparing is slow: among many names, those that begin alike.
+    compared = names if len(names) <= MOST_COMPARED else [one for one in names if one[:1] == name[:1]][:MOST_COMPARED]
+    near = difflib.get_close_matches(name[:LONGEST], compared, 1, 0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

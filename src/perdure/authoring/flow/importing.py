@@ -150,31 +150,25 @@ class Names:
     def __init__(self, problems: Problems, what: str) -> None:
         self._problems, self._what = problems, what
         self._found: dict[str, str] = {}
+        self._taken: set[str] = set()
 
     def add(self, items: Iterable[Item | None]) -> None:
         """Choose names for what is called so, in order."""
         for item in items:
             if item is None or not isinstance(item.value, str) or item.value in self._found:
                 continue
-            name = self.new(item.value)
+            name = self._found[item.value] = self.more(item.value)
             if name != item.value:
                 self._problems.warn(item.mark, LEFT_OUT, f"the {self._what} {item.value!r:.80} is called {name} here")
-            self._found[item.value] = name
-
-    def new(self, name: str) -> str:
-        """A name that is not taken, as much like this one as can be. It is taken now if it is asked for by `add`."""
-        name = re.sub(r"[^A-Za-z0-9_]", "_", name)[:80] or "_"
-        name = f"_{name}" if name[0].isdigit() or name in RESERVED else name
-        taken, number = set(self._found.values()), 2
-        found = name
-        while found in taken:
-            found, number = f"{name}_{number}", number + 1
-        return found
 
     def more(self, name: str) -> str:
-        """Take a name for something that the file does not have."""
-        found = self.new(name)
-        self._found[f"\0{found}"] = found
+        """Take a name that is as much like this one as can be."""
+        name = re.sub(r"[^A-Za-z0-9_]", "_", name)[:80] or "_"
+        name = f"_{name}" if name[0].isdigit() or name in RESERVED else name
+        found, number = name, 2
+        while found in self._taken:
+            found, number = f"{name}_{number}", number + 1
+        self._taken.add(found)
         return found
 
     def __getitem__(self, name: str) -> str:

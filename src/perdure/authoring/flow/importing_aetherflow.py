@@ -29,9 +29,11 @@ from perdure.authoring.flow.importing import (
 )
 from perdure.authoring.flow.tree import Item, Mark, Problems
 
-_TOKEN = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(?::(.*?))?\}\}", re.DOTALL)
+_TOKEN = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(?::([^{}]*))?\}\}")
 # Variables that a journal must not hold.
 _SECRET = re.compile(r"(?i)passw|secret|token|api_?key|private_?key|credential")
+# Outputs that refer to outputs can grow without bounds.
+MOST_EXPANSIONS = 10_000
 _PROCESS_KEYS = (
     *("command", "cmd", "args", "shell", "cwd", "env", "inherit_env", "timeout_seconds", "kill_grace_seconds"),
     *("log", "retry", "success", "idempotency"),
@@ -84,6 +86,7 @@ class Translation:
         self._needs_workspace = False
         # Outputs that are being translated: one that refers to itself has no value.
         self._expanding: set[tuple[str, str]] = set()
+        self._expansions = 0
         # Where the template is that is being translated.
         self._mark = root.mark
 
@@ -426,7 +429,8 @@ class Translation:
 
     def _output(self, job: str, key: str, rest: list[str], scope: Scope) -> list[Piece] | None:
         """An output of a job: what its step has promoted."""
-        if (job, key) not in self._outputs or (job, key) in self._expanding:
+        self._expansions += 1
+        if (job, key) not in self._outputs or (job, key) in self._expanding or self._expansions > MOST_EXPANSIONS:
             return None
         id, template = self._outputs[job, key]
         steps = scope.steps if job == scope.job else f"jobs{path_text((self._names[job],))}"

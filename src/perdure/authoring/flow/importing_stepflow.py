@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,6 +70,7 @@ class Translation:
         self._input = properties.get("input") or _get(self._file, "inputSchema")
         self._variables = fields(fields(properties.get("variables")).get("properties"))
         self._references = list(self._all_references())
+        self._taken = Counter(str(path[0]) for form, path in self._references if form == "$step")
         self._whole = within or self._has_whole_input()
         self._variable_names = Names(problems, "variable")
         # Steps that keep code or a flow in a blob, and how many references to them are not needed any more.
@@ -381,8 +383,7 @@ class Translation:
 
     def _is_needless(self, id: str) -> bool:
         """Whether a step only keeps what was read here."""
-        taken = sum(1 for form, path in self._references if form == "$step" and path[0] == id)
-        return id in self._read and self._read[id] == taken
+        return id in self._read and self._read[id] == self._taken[id]
 
     def _udf(self, given: Item) -> list[dict[str, Any]] | None:
         found = self._in_blob(fields(given).get("blob_id"))

@@ -16,6 +16,7 @@ from perdure.errors import FlowInvalid, FlowProblem, UsageError
 
 # A flow of a thousand steps has about 150 kB.
 MOST_BYTES, MOST_DEPTH = 1024 * 1024, 20
+MOST_PROBLEMS = 100
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "": None}
 # Plain scalars that YAML 1.1 reads as something else than text.
@@ -67,8 +68,13 @@ class Problems:
         self.found: list[FlowProblem] = []
 
     def add(self, mark: Mark, code: str, message: str) -> None:
-        """Note a problem."""
+        """Note a problem. Raises FlowInvalid if there are more than a person reads."""
         self.found.append(FlowProblem(self.file, mark.line, mark.column, code, message))
+        if len(self.found) >= MOST_PROBLEMS:
+            self.found.append(
+                FlowProblem(self.file, mark.line, mark.column, "F000", "there may be more; mend these first")
+            )
+            self.stop()
 
     def warn(self, mark: Mark, code: str, message: str) -> None:
         """Note what may be a mistake."""
