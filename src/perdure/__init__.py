@@ -54,7 +54,7 @@ _HOMES = {
             "GraphProblem "
             "HeartbeatTimeout HistoryTooLarge InvalidCapsule "
             "InvalidId InvalidLock InvalidName InvalidRule InvalidSettings InvalidStoreUrl LockLost LockTimeout "
-            "LoopLimit NoSuchOp NoSuchResource NoSuchRun "
+            "LoopLimit NoSuchFlow NoSuchOp NoSuchResource NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
             "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepBailed StepCancelled StepError StepTimeout "

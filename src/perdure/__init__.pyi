@@ -98,6 +98,7 @@ from perdure.errors import InvalidStoreUrl as InvalidStoreUrl
 from perdure.errors import LockLost as LockLost
 from perdure.errors import LockTimeout as LockTimeout
 from perdure.errors import LoopLimit as LoopLimit
+from perdure.errors import NoSuchFlow as NoSuchFlow
 from perdure.errors import NoSuchOp as NoSuchOp
 from perdure.errors import NoSuchResource as NoSuchResource
 from perdure.errors import NoSuchRun as NoSuchRun
@@ -235,6 +236,7 @@ __all__ = [
     "LockView",
     "Locks",
     "LoopLimit",
+    "NoSuchFlow",
     "NoSuchOp",
     "NoSuchResource",
     "NoSuchRun",

@@ -28,7 +28,8 @@ from perdure.client.schedules import Schedule
 from perdure.client.starts import moment_of
 from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import RunResult
-from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
+from perdure.config import EMBEDDED_LEASE, Flows, Limits, Recovery, Retention
+from perdure.engine.definitions import DefinedPrograms
 from perdure.engine.duties import FunctionDuty
 from perdure.engine.remote import Chunks, RemoteStep, Report
 from perdure.engine.resources import resources_of
@@ -62,7 +63,7 @@ from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 from perdure.settings.load import load_settings
-from perdure.stored import StoredGraphs
+from perdure.stored import StoredPrograms
 from perdure.stores.machine import Name
 from perdure.stores.open import open_store, with_leases
 from perdure.termination import Termination
@@ -110,6 +111,7 @@ class Engine(Client):
         codecs: Iterable[TypeCodec[Any]] = (),
         resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
+        flows: Flows | None = None,
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
@@ -153,11 +155,12 @@ class Engine(Client):
             clock=clock,
             durability=durability,
             reuse=reuse,
-            structures=StoredGraphs(),
+            structures=StoredPrograms(flows),
         )
         base.queues = _queues_by_name(queues)
         base.items.reopen = _reopen(store)
-        self._local = self._gateway_class(base, self._programs, self._serves, self._ended_here)
+        defined = self._defined_programs = DefinedPrograms(self._programs, self._resolve)
+        self._local = self._gateway_class(base, defined, self._serves, self._ended_here)
         self._assemble(base, self._local)
         self._scheduled = ScheduledRuns(base, self._starts, self._messages)
         report, keep_chunk = self._messages.report, self._forks.keep_chunk
@@ -177,6 +180,7 @@ class Engine(Client):
         self._commits: Observers[tuple[str, Append]] | None = None
         self._retention = retention
         self._declared = _declared(schedules)
+        self._noted_definitions: float | None = None
         self._on_complete = check_on_complete(on_complete)
         self._completions: Observers[RunRow] | None = None
         self._orchestrator: Orchestrator | None = None
@@ -214,11 +218,38 @@ class Engine(Client):
             self._service.register()
             self._service.fit_check.code_changed()
 
+    async def _resolve(self, name: str, version: str) -> Program | None:
+        """The program of a stored definition, which may use what one of its name may that the engine was given."""
+        program = await self._definitions.defined(name, version, self._programs.get(name))
+        if program is not None:
+            self._check_loaded(program)
+        return program
+
+    async def _keep_definitions(self) -> None:
+        """Store the definitions of the programs that this engine has, and note which others the store has."""
+        for program in self._programs.every():
+            if program.definition:
+                await self._definitions.keep(program)
+        await self._note_definitions()
+
+    async def _note_definitions(self) -> None:
+        """Continue runs of programs that were stored since, too."""
+        now, since = self.clock.now(), self._noted_definitions
+        found = set(await self._definitions.names(since)) - self._programs.defined - set(self._programs)
+        # Clocks of other processes may be behind.
+        self._noted_definitions = now - 300
+        if found:
+            self._programs.defined |= found
+            if self._service is not None:
+                self._describe()
+                self._service.register()
+
     def _describe(self) -> None:
         """Have registered what this engine has, as it is then."""
         assert self._membership is not None
         programs = self._programs
         versions = {name: ("1",) if name.startswith(BUILT_IN) else programs.versions(name) for name in programs}
+        versions |= dict.fromkeys(programs.defined, ())  # any, as its definition says
         self._membership.describe(versions, self._serves, self._signatures_here)
 
     def _signatures_here(self) -> dict[str, Signature]:
@@ -289,6 +320,7 @@ class Engine(Client):
             ),
             rules=self._rules,
             serves=self._serves,
+            definitions=self._defined_programs,
             config=self._service_config.orchestrator,
         )
         self.superseded = orchestrator.retired
@@ -318,6 +350,7 @@ class Engine(Client):
             self._service_config.membership,
         )
         await self._membership.join()
+        await self._keep_definitions()
         self._describe()
         self._service = Service(
             orchestrator,
@@ -329,6 +362,7 @@ class Engine(Client):
         if self._retention is not None and look:
             pruner = Pruner(self._retention, self._base.leases, self.name, self._retain)
             self._service.repeat(pruner, first=pruner.first, interval=self._retention.every)
+        self._service.find_programs = FunctionDuty("finding definitions", self._note_definitions)
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
         if look:
@@ -499,7 +533,7 @@ def connect(
     If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them.
     """
     opened = with_leases(open_store(store), leases)
-    client = Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredGraphs())
+    client = Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredPrograms())
     client._base.items.reopen = _reopen(store)
     return client
 

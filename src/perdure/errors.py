@@ -21,7 +21,8 @@
     │   ├── ForkRefused       the current code would not have produced the kept part of the journal
     │   ├── CannotRetry       only failed and cancelled runs can be retried
     │   ├── NotParked
-    │   └── NoSuchSchedule
+    │   ├── NoSuchSchedule
+    │   └── NoSuchFlow
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem          a value cannot be stored
     │   ├── NotSerializable
@@ -336,6 +337,15 @@ class NoSuchSchedule(UsageError):
     def __init__(self, id: str) -> None:
         self.id = id
         super().__init__(f"there is no schedule {id!r} in this store; `perdure schedules ls` lists those it has")
+
+
+class NoSuchFlow(UsageError):
+    """There is no flow of this name or version in the store."""
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        self.name, self.known = name, tuple(known)
+        has = f"it has {', '.join(known[:10])}" if known else "it has none"
+        super().__init__(f"there is no flow {name!r} in this store ({has}); store it: perdure flow deploy FILE")
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------

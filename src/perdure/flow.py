@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perdure.authoring.flow.flow import Flow, load
+from perdure.authoring.flow.flow import Access, Flow, load
 from perdure.authoring.flow.format import schema as flow_schema
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
@@ -43,6 +43,6 @@ def load_flow(
     allowed = load_settings().flows or Flows() if None in (python, http, shell) else Flows()
     allowed = replace(allowed, **{name: value for name, value in given.items() if value is not None})
     try:
-        return load(os.fspath(path), allowed, components or {})
+        return load(os.fspath(path), Access(allowed, components or {}))
     except OSError as error:
         raise UsageError(f"the flow {os.fspath(path)} cannot be read: {error.strerror or error}") from error

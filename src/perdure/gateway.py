@@ -10,11 +10,11 @@ from perdure.authoring.code.frames import arguments
 from perdure.client.base import StoreClient
 from perdure.client.forking import refused
 from perdure.client.gateway import NewRun, StoreGateway
+from perdure.engine.definitions import DefinedPrograms
 from perdure.errors import NotDecodable, UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.inbound import Accepted, Decide, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation
-from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.step_records import Missed
@@ -31,12 +31,12 @@ class LocalGateway(StoreGateway):
     def __init__(
         self,
         base: StoreClient,
-        programs: Programs,
+        definitions: DefinedPrograms,
         serves: Sequence[str] | None,
         ended: Callable[[RunRow], None],
     ) -> None:
         super().__init__(base, ended)
-        self.programs, self._serves = programs, serves
+        self.programs, self._definitions, self._serves = definitions.programs, definitions, serves
         self.orchestrator: Orchestrator | None = None
         # Whether the engine is being closed, and waits for steps under way.
         self.leaving = False
@@ -53,6 +53,10 @@ class LocalGateway(StoreGateway):
         if own is not None:
             self.programs.renew(own)
         return self.programs.find(invocation.name, own.version if own is not None else "")
+
+    async def load_program(self, name: str, version: str = "") -> None:
+        """Make a program of its stored definition, if that is not here."""
+        await self._definitions.load_version(name, version)
 
     def find_program(self, name: str, version: str = "") -> Program | None:
         """The program of runs of this version, or the newest of its name."""

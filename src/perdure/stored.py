@@ -1,21 +1,37 @@
-"""Graphs of which only the stored structure is at hand: what their runs skipped, and how they look. Runs nothing."""
+"""Programs of which only what is stored is at hand: how graphs look and what they skipped, and flows that can run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perdure.config import Flows
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.step_records import Missed
 from perdure.kernel.structures import Structures
+from perdure.settings.load import load_settings
 
 if TYPE_CHECKING:
     from perdure.authoring.dataflow.manifest import StoredProgram
     from perdure.kernel.program import Program
 
 
-class StoredGraphs(Structures):
-    """Reads the structures of graphs. What that takes is imported when a run has one."""
+class StoredPrograms(Structures):
+    """Reads the structures of graphs, and the definitions of flows. What that takes is imported when there is one.
+
+    `flows`: what flows may use that are not here otherwise; None: what the settings say.
+    """
+
+    def __init__(self, flows: Flows | None = None) -> None:
+        self._flows = flows
+
+    def defined(self, definition: bytes, like: Program | None) -> Program:
+        """The flow of a definition."""
+        from perdure.authoring.flow.flow import Access, Flow, define
+
+        if isinstance(like, Flow):
+            return define(definition, like.access)
+        return define(definition, Access(self._flows or load_settings().flows or Flows()))
 
     def missed(self, structures: Mapping[str, bytes], started: RunStarted, batches: Sequence[Batch]) -> Missed:
         """The turns of nodes that did not run."""

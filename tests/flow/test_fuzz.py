@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from perdure.authoring.flow.expressions import FILTERS, UNSET, Expression, Failed, Unset, Wrong, encode
-from perdure.authoring.flow.flow import load
+from perdure.authoring.flow.flow import Access, load
 from perdure.authoring.flow.format import FLOW_KEYS, JOB_KEYS, STEP_KEYS
-from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 
 SEED = """\
@@ -217,7 +216,7 @@ def check_all(folder: Path, seeds: range, spent: Callable[[int], None] = lambda 
 
 def problems_in(file: Path, seed: int) -> Sequence[FlowProblem]:
     try:
-        return load(str(file), Flows(), {}).warnings
+        return load(str(file), Access()).warnings
     except FlowInvalid as error:
         return error.problems
     except Exception as error:

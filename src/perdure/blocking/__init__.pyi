@@ -36,7 +36,7 @@ from perdure.client.views import (
     StepView,
 )
 from perdure.client.why import Why
-from perdure.config import Limits, Recovery, Retention
+from perdure.config import Flows, Limits, Recovery, Retention
 from perdure.kernel.events import Entry, RunStatus, StepStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
@@ -388,6 +388,10 @@ class Client:
         """Start a run at every tick, durably. A schedule that exists under this id is changed to this definition."""
     def schedules(self) -> Sequence[ScheduleView]:
         """All schedules, by id."""
+    def store_flow(self, program: Program) -> str:
+        """Store the definition of a flow, as the latest of its name, and return its version."""
+    def get_flow(self, name: str) -> Any:
+        """The flow that was stored last under a name, or as `name@version`, or the one with this version."""
     def prune(
         self,
         older_than: Duration,
@@ -434,6 +438,7 @@ class Engine(Client):
         codecs: Iterable[TypeCodec[Any]] = ...,
         resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
+        flows: Flows | None = None,
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,

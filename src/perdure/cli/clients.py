@@ -11,7 +11,7 @@ from perdure.client.reader import Reader
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.ports.store import Store
-from perdure.stored import StoredGraphs
+from perdure.stored import StoredPrograms
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -25,14 +25,14 @@ RECONNECT_SECONDS = 0.5
 
 def with_reader(store: Store, work: Callable[[Reader], Awaitable[T]]) -> T:
     """What a reader of the store returns. Imports nothing but what reading takes."""
-    return asyncio.run(_call(Reader(store, structures=StoredGraphs()), work))
+    return asyncio.run(_call(Reader(store, structures=StoredPrograms()), work))
 
 
 def with_client(store: Store, work: Callable[[Client], Awaitable[T]]) -> T:
     """What a client of the store returns."""
     from perdure.client.client import Client
 
-    return asyncio.run(_call(Client(store, structures=StoredGraphs()), work))
+    return asyncio.run(_call(Client(store, structures=StoredPrograms()), work))
 
 
 async def _call(client: C, work: Callable[[C], Awaitable[T]]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -47,10 +46,10 @@ def show(name: Annotated[str, Parameter(help="A component, as `use:` names it.")
 
 
 def _components() -> Components:
-    return Components(settings().flows or Flows(), {}, os.getcwd(), os.getcwd(), _no_files)
+    return Components(settings().flows or Flows(), {}, "", _no_files)
 
 
-def _no_files(shown: str, file: str) -> NoReturn:
+def _no_files(shown: str) -> NoReturn:
     raise Problem(f"{shown} is a flow; look at it with perdure flow check")
 
 

@@ -66,9 +66,12 @@ class Batches:
         limit, most = at_least_one(limit, "limit"), tolerance(tolerate)
         known: Program | None
         if isinstance(program, str):
+            await self._gateway.load_program(program)
             name, known = check_name(program, "the name of a program"), self._gateway.find_program(program)
         else:
             name, known = program.name, self._gateway.program(Invocation(program.name, program, (), {}))
+        if known is not None:
+            await self._starts.keep(known)
         encoded = _encoded(name, known, rows, self._base.codec)
         stored = await self._base.items.store(encoded, self._base.codec, f"the batch of {name}")
         given = {"rows": stored, "limit": limit, "tolerate": most}

@@ -11,6 +11,7 @@ from perdure.client.batches import Batches
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import CompactReport, compact
+from perdure.client.definitions import Definitions
 from perdure.client.delegation import delegated
 from perdure.client.forking import Forks
 from perdure.client.gateway import RunGateway
@@ -50,7 +51,8 @@ class Client(Reader):
         queries = self._queries
         self._messages = messages = Messages(base, gateway)
         self._handles = Handles(base, gateway, queries, messages)
-        self._starts = Starts(base, gateway, messages, self._handles)
+        self._definitions = Definitions(base)
+        self._starts = Starts(base, gateway, messages, self._handles, self._definitions)
         self._batches = Batches(base, gateway, self._starts)
         self._forks = Forks(base, gateway, self._handles)
         self._resolver = Resolver(base, gateway, messages, self._forks)
@@ -326,6 +328,11 @@ class Client(Reader):
         )
 
     schedules = delegated("_schedules", Schedules.list)
+
+    # --- flows --------------------------------------------------------------------------------------------------------
+
+    store_flow = delegated("_definitions", Definitions.store)
+    get_flow = delegated("_definitions", Definitions.get)
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class RunGateway(Protocol):
         """The program that an invocation of a caller starts; None where this process does not have it."""
         ...
 
+    async def load_program(self, name: str, version: str = "") -> None:
+        """Make a program of its stored definition, where that may be, for an engine."""
+        return
+
     def find_program(self, name: str, version: str = "") -> Program | None:
         """The program of runs of this version, or the newest of its name; None where this process does not have it."""
         return None

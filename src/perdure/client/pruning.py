@@ -15,6 +15,7 @@ from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.chunks import MAP
 from perdure.kernel.events import FINISHED, RunStatus
 from perdure.kernel.history.capsule import encode_capsule
+from perdure.kernel.ids import STORED
 from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.start_options import seconds
 from perdure.ports.upkeep import Ended
@@ -92,6 +93,8 @@ class Pruner:
         cursor, would_go = "", set[str]()
         while page := await self._base.store.upkeep.ended(before, sorted(FINISHED), PAGE, cursor):
             cursor = page[-1].run_id
+            # Definitions stay: any run may need them, also one that is yet to come.
+            page = [run for run in page if run.program != STORED]
             chunks = [run for run in page if run.program.startswith(MAP)]
             if not items:
                 for some in _portions([run for run in page if run.status in wanted and run not in chunks]):

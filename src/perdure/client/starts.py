@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from perdure.client.base import StoreClient
 from perdure.client.bulk import BulkItem, BulkReport
+from perdure.client.definitions import Definitions
 from perdure.client.forking import create_with_past
 from perdure.client.gateway import NewRun, RunGateway, decided
 from perdure.client.handle import Handles, RunHandle
@@ -66,8 +67,16 @@ class Start(Generic[R_co]):
 class Starts:
     """Starts runs."""
 
-    def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, handles: Handles) -> None:
+    def __init__(
+        self,
+        base: StoreClient,
+        gateway: RunGateway,
+        messages: Messages,
+        handles: Handles,
+        definitions: Definitions,
+    ) -> None:
         self._base, self._gateway, self._messages, self._handles = base, gateway, messages, handles
+        self._definitions = definitions
 
     async def start(self, request: Start[R]) -> RunHandle[R]:
         """Start a run, durably; with an id that is in use, do what `reuse` says."""
@@ -169,7 +178,11 @@ class Starts:
     async def _starting(self, request: Start[R]) -> _Starting[R]:
         """What one start asks for, checked; nothing of it is in the store but its offloaded values."""
         invocation, id = request.invocation, request.id
+        if invocation.program is None:
+            await self._gateway.load_program(invocation.name)
         program = self._gateway.program(invocation)
+        if program is not None:
+            await self.keep(program)
         reuse: Reuse = request.reuse or self._base.reuse
         decide(reuse, None)
         if id is not None:
@@ -182,6 +195,11 @@ class Starts:
             delay = seconds(request.debounce, "debounce")
         started, recorded = await self._prepare(request, program, now, delay, place)
         return _Starting(invocation, program, reuse, request.debounce is not None, now, id, started, recorded)
+
+    async def keep(self, program: Program) -> None:
+        """Store the definition of a program that has one, before a run of it begins."""
+        if program.definition:
+            await self._definitions.keep(program)
 
     async def _existing(self, starting: _Starting[R]) -> RunHandle[R] | None:
         """The run that exists under the id, if the start is content with it; AlreadyExists if the id must be free."""

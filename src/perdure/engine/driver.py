@@ -26,7 +26,7 @@ What the driver holds back, and why:
 
 - `replay.held`: steps for which the run's or the engine's concurrency limit has no room; `retry_held`: a retry that is
   due and has none. `room_free` is called when there is some.
-- `_offloading`: commands whose value is on its way to the blob store.
+- `_offloading`: commands whose value is on its way to the blob store, or whose program is on its way from there.
 - `outbox.in_flight`: the append on its way. What happens meanwhile goes into the next one.
 
 A driver is in one of these states:
@@ -524,7 +524,7 @@ class Driver:
                 self._keep_value(wish)
         return not self._offloading
 
-    def _keep_value(self, wish: Finish | StartChild | RunStep) -> None:
+    def _keep_value(self, wish: Finish | StartChild | RunStep, asked: bool = False) -> None:
         if isinstance(wish, RunStep):
             if wish.references:
                 self._load_arguments([wish])
@@ -532,6 +532,9 @@ class Driver:
             what, data = f"the input of {wish.op}", wish.inputs
         elif isinstance(wish, StartChild):
             what, data = f"the input of {wish.op}", wish.input
+            if not (wish.embedded or asked) and self.services.programs.programs.lacks(wish.program, wish.version):
+                self._load_program(wish)
+                return
             try:
                 program = self.replay.program(wish)
                 version = program.version
@@ -623,6 +626,23 @@ class Driver:
                 self.broke(contained(error))
 
         load = self.services.payloads.load_patiently(blobs, self._gone)
+        self.services.loop.create_task(load).add_done_callback(loaded)
+
+    def _load_program(self, wish: StartChild) -> None:
+        """Make the program of a child of its stored definition. Until it is there, nothing is planned."""
+        self._offloading.add(wish.op)
+
+        def loaded(task: asyncio.Task[None]) -> None:
+            try:
+                self._offloading.discard(wish.op)
+                if not task.cancelled() and not self.closed:
+                    task.result()
+                    self._keep_value(wish, asked=True)
+                    self._pump(None)
+            except BaseException as error:
+                self.broke(contained(error))
+
+        load = self.services.programs.load_version(wish.program, wish.version)
         self.services.loop.create_task(load).add_done_callback(loaded)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:

@@ -18,6 +18,7 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 
 if TYPE_CHECKING:
+    from perdure.engine.definitions import DefinedPrograms
     from perdure.engine.driver import Driver
     from perdure.kernel.program import Program
 
@@ -38,6 +39,8 @@ class Services:
     on_abandoned: Callable[[str, str], None]
     # Called with a program that has a structure, when a child of it begins.
     on_structure: Callable[[Program], None]
+    # What children run.
+    programs: DefinedPrograms
     # The default stream mode.
     stream: StreamMode = IMMEDIATE
     # The resources of steps.

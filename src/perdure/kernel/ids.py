@@ -32,6 +32,8 @@ BUILT_IN = "perdure."
 REMOTE = "perdure.step."
 # What follows the name of a program in the name of its batches: `orders[]`. No name of a program has brackets.
 BATCH = "[]"
+# The program of the runs that hold definitions: see client/definitions.py.
+STORED = "perdure.flow"
 # The signal under which a run gets its inputs, unless another name is chosen.
 INPUT = "input"
 

@@ -146,6 +146,8 @@ class Program(Protocol):
     defined: Defined | None = None
     # The id of the blob with its structure, for a program that has one: see `source`.
     structure: str = ""
+    # What the program can be made of again in another process; empty for code. It is stored before a run begins.
+    definition: bytes = b""
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
         """A new execution; `past` is the patch history of its journal."""

@@ -1,6 +1,7 @@
-"""What stored structures of programs tell about their runs, in a process without the code: a protocol. Reads nothing.
+"""What a process without the code of a program makes of what is stored of it: a protocol. Reads nothing.
 
-`RunStarted.structure` is the id of a blob; what can read it is an argument of a client.
+`RunStarted.structure` is the id of a blob, which tells about the runs of a program; its definition is all there is of
+one that is data. What can read them is an argument of a client.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.errors import UsageError
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.step_records import Missed
 
@@ -26,6 +28,13 @@ class Structures(Protocol):
         """The program of a run, or of its child at an op path, as far as it can be shown; None if it is not known."""
         ...
 
+    def defined(self, definition: bytes, like: Program | None) -> Program:
+        """The program of a definition, which may use what `like` may, an earlier one of its name that is here.
+
+        Raises UsageError if none can be made of it here.
+        """
+        ...
+
 
 class NoStructures(Structures):
     """Nothing is read."""
@@ -37,3 +46,7 @@ class NoStructures(Structures):
     def program(self, structures: Mapping[str, bytes], batches: Sequence[Batch], path: str) -> Program | None:
         """None is known."""
         return None
+
+    def defined(self, definition: bytes, like: Program | None) -> Program:
+        """None can be made."""
+        raise UsageError("programs cannot be made of their definitions here")

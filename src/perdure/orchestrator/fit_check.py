@@ -278,6 +278,7 @@ class FitCheck:
                 continue
             try:
                 started = await orchestrator.payloads.with_input(batches)
+                await orchestrator.definitions.load(started, batches)
                 found.append(Checked(row, started, await orchestrator.loader.inflate(row.run_id, started, batches)))
             except StoreUnavailable:
                 raise

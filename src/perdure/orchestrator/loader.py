@@ -462,6 +462,7 @@ class Loader:
     async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
         """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
         started = await self._payloads.with_input(batches)
+        await self._services.programs.load(started, batches)
         whole = await self.inflate(run_id, started, batches)
         await self._lifecycle.in_callback(lambda: self._check(run_id, started, whole))
 
@@ -546,6 +547,7 @@ class Loader:
                 if not batches and await self._store.runs.get(run_id) is None:
                     continue  # its start was refused, and there is no such run
                 started = await self._payloads.with_input(batches)
+                await self._services.programs.load(started, batches)
                 later = self._takes_references(started)
                 ready.append(Ready(run_id, started, batches if later else await self._payloads.inflate(batches)))
             except StoreUnavailable:

@@ -20,6 +20,7 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 
 from perdure.config import Limits, Recovery
+from perdure.engine.definitions import DefinedPrograms
 from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
 from perdure.engine.lease_deadline import LeaseDeadline
@@ -99,11 +100,13 @@ class Orchestrator:
         rules: Rules = NONE,
         serves: Sequence[str] | None = None,
         threads: int | None = None,
+        definitions: DefinedPrograms | None = None,
         config: OrchestratorConfig = OrchestratorConfig(),  # noqa: B008 - frozen
     ) -> None:
         # The queues whose runs it takes; None: all of them, and runs that are in none.
         self.serves = serves
         self.store, self.programs, self.recovery, self.clock = store, programs, recovery, clock
+        self.definitions = definitions or DefinedPrograms(programs)
         self._config = config
         self.lifecycle = lifecycle = Lifecycle(name, config)
         self.sources = ProgramSources(store, programs, lifecycle.spawn)
@@ -130,6 +133,7 @@ class Orchestrator:
             self.broke,
             observer.abandoned,
             self.sources.store,
+            self.definitions,
         )
         self.turns = Turns(store.leases, clock, holder(name, self.session))
         self.snapshots = SnapshotReader(store, recovery.snapshot)

@@ -137,7 +137,9 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> None:
     if orchestrator.serves is not None:
         return  # it serves some queues, and other engines serve the rest
     found = await orchestrator.store.runs.programs()
-    unknown = [name for name in found if name not in orchestrator.programs and not name.startswith(REMOTE)]
+    programs = orchestrator.programs
+    known = {*programs, *programs.defined}
+    unknown = [name for name in found if name not in known and not name.startswith(REMOTE)]
     for program in unknown[:WARNINGS]:
         log.warning(
             "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "

@@ -103,6 +103,8 @@ class Service:
             leases=ORCHESTRATOR if orchestrator.recovery.enabled else "",
             on_freed=self._lease_ended,
         )
+        # Finds programs that were stored, and whose runs this orchestrator takes then.
+        self.find_programs: Duty[object] | None = None
         self._periodic: list[tuple[Duty[object], float, float]] = []
         self._heart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,6 +245,8 @@ class Service:
             changed, self._changed = self._changed, False
             stale = loop.time() - queried >= orchestrator.recovery.check_interval
             if changed or stale:
+                if self.find_programs is not None and queried > -math.inf:
+                    await self.duties.perform(self.find_programs)
                 queried = loop.time()
                 if orchestrator.active and await self.duties.perform(catching_up) is None:
                     self._changes.notify()

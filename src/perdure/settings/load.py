@@ -66,7 +66,7 @@ class Settings:
 
     def options(self) -> dict[str, Any]:
         """The settings as parameters of an Engine."""
-        names = [name for name in self.__slots__ if name not in ("module", "flows", "source")]
+        names = [name for name in self.__slots__ if name not in ("module", "source")]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from perdure.assembly import Engine
-from perdure.authoring.flow.flow import load
+from perdure.authoring.flow.flow import Access, load
 from perdure.authoring.flow.format import CaseDef
 from perdure.client.views import RunResult, StepView
 from perdure.config import Flows
@@ -28,11 +28,11 @@ class CaseOutcome(msgspec.Struct, frozen=True):
 
 async def run_tests(path: str, allowed: Flows) -> list[CaseOutcome]:
     """The outcomes of all tests of a flow, each in an engine of its own. Raises FlowInvalid."""
-    return [await _run(path, allowed, test) for test in load(path, allowed, {}).tests]
+    return [await _run(path, allowed, test) for test in load(path, Access(allowed)).tests]
 
 
 async def _run(path: str, allowed: Flows, test: CaseDef) -> CaseOutcome:
-    flow = load(path, allowed, {}, test.mock)
+    flow = load(path, Access(allowed), test.mock)
     try:
         async with Engine("memory://", [flow]) as engine:
             result = await engine.run(flow(**test.input), id="test")

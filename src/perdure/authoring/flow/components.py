@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,23 +50,27 @@ class NoComponent(Exception):
 
 
 class Components:
-    """Finds components for the flow of a file.
-
-    `folder`: where the file is; `root`: the folder that other flows must be in. `load`: reads another flow.
-    """
+    """Finds components for a flow, in a `folder`. `load` gives the flow of a file that it names, or raises OSError."""
 
     def __init__(
         self,
         allowed: Flows,
         given: Mapping[str, Callable[..., Any]],
         folder: str,
-        root: str,
-        load: Callable[[str, str], Program],
+        load: Callable[[str], Program],
     ) -> None:
-        self._allowed, self._given, self.folder, self._root, self._load = allowed, given, folder, root, load
+        self._allowed, self._given, self.folder, self._load = allowed, given, folder, load
+        # The programs that steps use, by what `use` says.
+        self.programs: dict[str, Program] = {}
 
     def find(self, use: str) -> Component:
         """The component of that name. Raises NoComponent."""
+        found = self._find(use)
+        if found.program is not None:
+            self.programs[use] = found.program
+        return found
+
+    def _find(self, use: str) -> Component:
         scheme, colon, rest = use.partition(":")
         if colon and scheme == "python":
             return self._of_python(rest)
@@ -134,11 +137,8 @@ class Components:
     def _of_flow(self, path: str) -> Component:
         if not path.endswith((".yaml", ".yml", ".json")):
             raise NoComponent("F020", f"flow:{path} is no file; write flow:./other.yaml")
-        file = os.path.realpath(os.path.join(self.folder, path))
-        if os.path.commonpath([file, self._root]) != self._root:
-            raise NoComponent("F023", f"{path} is outside of the folder of this flow")
         try:
-            return of_program(self._load(os.path.join(self.folder, path), file))
+            return of_program(self._load(path))
         except FlowInvalid as error:
             raise NoComponent("F023", f"{path} is no flow:\n  " + str(error).replace("\n", "\n  ")) from None
         except OSError as error:

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -18,7 +19,7 @@ from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
-from perdure.authoring.flow.components import Components
+from perdure.authoring.flow.components import Components, NoComponent
 from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
 from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
@@ -30,11 +31,24 @@ from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
-from perdure.kernel.program import Defined
+from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 
 _NUMBERS = itertools.count()
+# The key of a definition under which those of the flows in it are.
+INSIDE = ""
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What the steps of a flow may use: by the settings, and functions that were given by name.
+
+    `folder`: what a workspace is relative to, for a flow that has no file.
+    """
+
+    allowed: Flows = Flows()
+    components: Mapping[str, Callable[..., Any]] = {}
+    folder: str = ""
 
 
 class FlowDependence(Dependence):
@@ -48,21 +62,33 @@ class FlowDependence(Dependence):
 class Flow(DataflowProgram):
     """A flow. Call it with its inputs by name, and give that to `start` or `run`; made by `load_flow`."""
 
-    def __init__(self, definition: FlowDef, compiler: Compiler, file: str, problems: Problems) -> None:
+    def __init__(
+        self,
+        definition: FlowDef,
+        compiler: Compiler,
+        access: Access,
+        problems: Problems,
+        programs: Mapping[str, Program],
+        stored: bytes | None = None,
+    ) -> None:
         self.plan = compiler.build().plan
-        self.name, self.file = definition.name, file
+        file = problems.file
+        self.name, self.file, self.access = definition.name, file, access
         self._inputs, self._schemas = definition.inputs, definition.schemas
-        inner = {node.name: node.program.version for node in self.plan.nodes if node.program is not None}
-        # As what runs keep, and what tells versions apart: places, comments and descriptions do not matter.
-        self.definition = msgspec.json.encode({**definition.canonical, "": inner}, order="sorted")
-        self.version = sha256(self.definition).hexdigest()[:16]
+        # What its runs keep: places, comments and descriptions do not matter, and the flows in it are part of it.
+        self.definition = _defined(definition.canonical, programs) if stored is None else stored
+        if len(self.definition) > MOST_BYTES:
+            problems.add(definition.mark, "F008", f"with the flows in it, it is larger than {MOST_BYTES:,} bytes")
+            problems.stop()
+        self.version = version_of(self.definition)
         self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
         self.tests = definition.tests
         self.returns = Result()
         self.decides = self.rests = True
         self.dataflow = FlowDependence(self.plan)
         self.asks = asks(self.plan)
-        self.defined = Defined((file, self.name), f"{file}:1", next(_NUMBERS))
+        if stored is None:
+            self.defined = Defined((file, self.name), f"{file}:1", next(_NUMBERS))
         self.types = tuple((f"={name}", Any) for name in self._inputs)
         self.defaults = {name: one.default for name, one in self._inputs.items() if not one.required}
         self.__name__ = self.__qualname__ = self.name
@@ -179,25 +205,64 @@ class Flow(DataflowProgram):
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
 
 
-def load(
-    path: str,
-    allowed: Flows,
-    components: Mapping[str, Callable[..., Any]],
-    mocks: Mapping[str, Any] | None = None,
-) -> Flow:
+def _defined(canonical: dict[str, Any], programs: Mapping[str, Program]) -> bytes:
+    """A definition, with those of the flows in it; of programs that are code, the version."""
+    inner = {use: Raw(one.definition) if one.definition else one.version for use, one in programs.items()}
+    return msgspec.json.encode({**canonical, INSIDE: inner})
+
+
+def version_of(definition: bytes) -> str:
+    """The version of a definition: its hash, in which the order of keys does not matter."""
+    return sha256(msgspec.json.encode(msgspec.json.decode(definition), order="sorted")).hexdigest()[:16]
+
+
+def load(path: str, access: Access, mocks: Mapping[str, Any] | None = None) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read.
 
-    `mocks`: for a test, the results of steps that are not executed.
+    `mocks`: for a test, the results of steps that are not executed. Such a flow has no definition to be stored.
     """
     root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    return _Loader(allowed, components, root).load(path, os.path.realpath(path), mocks)
+    return _Files(access, root).load(path, os.path.realpath(path), mocks)
 
 
-class _Loader:
+def define(definition: bytes, access: Access, file: str = "") -> Flow:
+    """The flow of a definition that was stored. Raises FlowInvalid; no file is read. `file`: how errors name it."""
+    problems = Problems(file or version_of(definition))
+    data = msgspec.json.decode(definition)
+    flows = data.pop(INSIDE, None) if isinstance(data, dict) else None
+
+    def load(path: str) -> Flow:
+        found = flows.get(f"flow:{path}") if isinstance(flows, dict) else None
+        if not isinstance(found, dict):
+            raise NoComponent("F023", f"the flow {path} is not a part of this definition, and files are not read here")
+        inner = msgspec.structs.replace(access, folder=os.path.dirname(os.path.join(access.folder, path)))
+        return define(msgspec.json.encode(found), inner, f"{problems.file}/{path}")
+
+    read_back = read_flow(read(msgspec.json.encode(data), "definition.json", problems), problems)
+    return _flow(read_back, access, load, problems, stored=definition)
+
+
+def _flow(
+    definition: FlowDef,
+    access: Access,
+    load: Callable[[str], Flow],
+    problems: Problems,
+    mocks: Mapping[str, Any] | None = None,
+    stored: bytes | None = None,
+) -> Flow:
+    components = Components(access.allowed, access.components, access.folder, load)
+    compiler = Compiler(definition, components, problems, mocks)
+    found = Flow(definition, compiler, access, problems, components.programs, stored)
+    if mocks is not None:
+        found.definition = b""
+    return found
+
+
+class _Files:
     """Reads a flow and those in it, each file once."""
 
-    def __init__(self, allowed: Flows, components: Mapping[str, Callable[..., Any]], root: str) -> None:
-        self._allowed, self._components, self._root = allowed, components, root
+    def __init__(self, access: Access, root: str) -> None:
+        self._access, self._root = access, root
         self._loaded: dict[str, Flow | None] = {}
 
     def load(self, shown: str, file: str, mocks: Mapping[str, Any] | None = None) -> Flow:
@@ -216,19 +281,17 @@ class _Loader:
         try:
             definition = read_flow(native(read(data, problems.file, problems), problems), problems)
             folder = os.path.dirname(shown)
-            found = Flow(
-                definition,
-                Compiler(
-                    definition,
-                    Components(self._allowed, self._components, folder, self._root, self.load),
-                    problems,
-                    mocks,
-                ),
-                problems.file,
-                problems,
-            )
+            access = msgspec.structs.replace(self._access, folder=folder)
+            found = _flow(definition, access, partial(self._beside, folder), problems, mocks)
         except BaseException:
             del self._loaded[file]
             raise
         self._loaded[file] = found
         return found
+
+    def _beside(self, folder: str, path: str) -> Flow:
+        """The flow in another file, below the folder of the first one."""
+        file = os.path.realpath(os.path.join(folder, path))
+        if os.path.commonpath([file, self._root]) != self._root:
+            raise NoComponent("F023", f"{path} is outside of the folder of this flow")
+        return self.load(os.path.join(folder, path), file)

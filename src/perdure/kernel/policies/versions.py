@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from perdure.errors import UnknownProgram, UnknownVersion, UsageError
+from perdure.errors import BrokenProgram, UnknownProgram, UnknownVersion, UsageError
 from perdure.kernel.ids import BATCH, BUILT_IN, check_version, version_order
 
 if TYPE_CHECKING:
@@ -16,9 +16,11 @@ class Programs(Mapping[str, "Program"]):
     """Programs by name, in all their versions. As a mapping, the newest version of each name.
 
     With a program, its batches are here too, under its name with `[]`; they are not listed.
+
+    Programs whose definitions are stored are put here in the versions that runs need: see engine/definitions.py.
     """
 
-    __slots__ = ("_newest", "_unloaded", "_versions", "on_renewed")
+    __slots__ = ("_given", "_lacking", "_newest", "_unloaded", "_versions", "defined", "on_renewed")
 
     def __init__(
         self, programs: Iterable[Program] = (), lazy: Mapping[str, Callable[[], Program]] | None = None
@@ -29,6 +31,12 @@ class Programs(Mapping[str, "Program"]):
         self._unloaded: dict[str, Callable[[], Program]] = dict(lazy or {})
         # Called with a program right before it replaces an older definition.
         self.on_renewed: Callable[[Program], None] = lambda program: None
+        # The names of programs whose definitions are stored.
+        self.defined: set[str] = set()
+        # Those of them that the process has itself: runs that are started by name begin with what it has.
+        self._given: set[str] = set()
+        # Why a version could not be made of its definition, by name and version.
+        self._lacking: dict[tuple[str, str], UnknownProgram | UnknownVersion] = {}
         for program in programs:
             self.add(program)
 
@@ -39,6 +47,8 @@ class Programs(Mapping[str, "Program"]):
         """
         versions = self._versions.get(program.name, {})
         known = versions.get(program.version)
+        if known is None and program.definition:
+            self.put(program, newest=False)
         if known is None or known is program:
             return
         here, there = known.defined, program.defined
@@ -53,7 +63,8 @@ class Programs(Mapping[str, "Program"]):
         if here.number < there.number:
             self.on_renewed(program)
             versions[program.version] = program
-            self._newest[program.name] = versions[max(versions, key=version_order)]
+            newest = versions[max(versions, key=version_order)]
+            self._newest[program.name] = program if program.definition else newest
 
     def add(self, program: Program) -> None:
         """Register a program. Raises UsageError if another has its name and version."""
@@ -64,6 +75,40 @@ class Programs(Mapping[str, "Program"]):
                 f"another version: @workflow(name=..., version=...)"
             )
         self._newest[program.name] = versions[max(versions, key=version_order)]
+        if program.definition:
+            self.change(program)
+
+    def change(self, program: Program) -> None:
+        """Register a program with a definition: runs that are started by name alone begin with it from now on."""
+        self.put(program, newest=True)
+        self._given.add(program.name)
+
+    def put(self, program: Program, *, newest: bool) -> None:
+        """Register a program with a definition, unless it is known. `newest`: it is the latest of its name."""
+        found = self._versions.setdefault(program.name, {}).setdefault(program.version, program)
+        self.defined.add(program.name)
+        self._lacking.pop((program.name, program.version), None)
+        if newest:
+            self._lacking.pop((program.name, ""), None)
+            self._newest[program.name] = found
+        else:
+            self._newest.setdefault(program.name, found)
+
+    def lacks(self, name: str, version: str) -> bool:
+        """Whether a version of a program may be in the store and is not here, or the latest of its name is wanted."""
+        name = name.removesuffix(BATCH)
+        if not version:
+            return name not in self._given and (name in self.defined or name not in self)
+        return name not in self or (name in self.defined and version not in self.versions(name))
+
+    def refuse(self, name: str, version: str, error: BrokenProgram | None = None) -> None:
+        """Note that a version cannot be made of its definition here, or that there is none, until it is put."""
+        self._lacking[name, version] = error or self._unknown(name, version)
+
+    def _unknown(self, name: str, version: str) -> UnknownProgram | UnknownVersion:
+        if not self._versions.get(name):
+            return UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
+        return UnknownVersion(name, version, tuple(sorted(self._versions[name], key=version_order)))
 
     def __getitem__(self, name: str) -> Program:
         if name.endswith(BATCH):
@@ -116,9 +161,11 @@ class Programs(Mapping[str, "Program"]):
             if name.startswith(BUILT_IN):
                 found.append(name)
                 continue
-            some = self.versions(name)
+            some = () if name in self.defined else self.versions(name)
             for one in (name, name + BATCH):
                 found += [f"{one}:{version}" for version in ("", *some)] if some else [one]
+        for name in sorted(self.defined.difference(found)):
+            found += [name, name + BATCH]
         return found
 
     def find(self, name: str, version: str) -> Program:
@@ -136,17 +183,21 @@ class Programs(Mapping[str, "Program"]):
             return versions[version]
         if (missing := self.missing(name, version)) is not None:
             raise missing
+        if not version and name in self.defined and name in self._newest:
+            return self._newest[name]  # versions of definitions are hashes, and have no order
         accepting = [known for known, program in versions.items() if not version or version in program.accepts]
+        if not accepting:
+            raise self._unknown(name, version)
         return versions[max(accepting, key=version_order)]
 
     def missing(self, name: str, version: str) -> UnknownProgram | UnknownVersion | None:
         """What a run of this version lacks here; None if it lacks nothing, or its program is not loaded yet."""
-        if name not in self:
-            return UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
-        name = name.removesuffix(BATCH)
-        if name in self._unloaded or not version or version in self.versions(name):
+        base = name.removesuffix(BATCH)
+        if base in self.defined:
+            return self._lacking.get((base, version))
+        if base in self and (base in self._unloaded or not version or version in self.versions(base)):
             return None
-        return UnknownVersion(name, version, tuple(sorted(self._versions[name], key=version_order)))
+        return self._unknown(name, version)
 
     def serves(self, name: str, version: str) -> bool:
         """Whether there is a program for a run of this version."""

@@ -1,0 +1,133 @@
+"""Definitions of programs in a store: kept for as long as there may be runs of them. Makes no program itself.
+
+The definition of a version is a run of the built-in program `perdure.flow` that has ended when it begins: its input is
+the definition, in a blob. So every store has them, backups and copies hold them, and a version is never stored twice.
+The one that was stored last is the latest of its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.client.base import StoreClient
+from perdure.client.gateway import decided
+from perdure.client.queries import pages
+from perdure.errors import Corrupt, NoSuchFlow, UsageError
+from perdure.kernel.events import NULL, Batch, RunFinished, RunStarted, RunStatus
+from perdure.kernel.ids import STORED
+from perdure.kernel.inbound import UNDECIDED, Decided, Undecided
+from perdure.kernel.program import Program
+from perdure.kernel.projection import RunRow
+from perdure.ports.appends import create
+from perdure.ports.runs import RunFilter
+
+_PAGE = 1000
+
+
+def stored_id(name: str, version: str) -> str:
+    """The id of the run that holds a definition."""
+    return f"{STORED}:{name}@{version}"
+
+
+class Definitions:
+    """Stores definitions, and finds them."""
+
+    def __init__(self, base: StoreClient) -> None:
+        self._base = base
+        # Those that are known to be in the store, by name and version.
+        self._known: set[tuple[str, str]] = set()
+
+    async def keep(self, program: Program) -> None:
+        """Store the definition of a program that has one, durably, before a run of it begins."""
+        if (program.name, program.version) not in self._known and program.definition:
+            await self._put(program, latest=False)
+
+    async def store(self, program: Program) -> str:
+        """Store the definition of a flow, as the latest of its name, and return its version.
+
+        Where it is the latest already, nothing is written.
+        """
+        self._base.check_open()
+        if not isinstance(program, Program) or not program.definition:
+            raise UsageError(f"store_flow() takes a flow, as load_flow() gives it, not {program!r:.80}")
+        await self._put(program, latest=True)
+        return program.version
+
+    async def get(self, name: str) -> Any:
+        """The flow that was stored last under a name, or as `name@version`, or the one with this version.
+
+        It may use what the settings allow. Raises NoSuchFlow, and FlowInvalid if it may not be used here.
+        """
+        self._base.check_open()
+        name, _, version = str(name).partition("@")
+        found = await self.defined(name, version)
+        if found is None and not version:
+            wanted = RunFilter(program=STORED, tags={"version": name}, limit=1)
+            rows = await self._base.store.runs.list(wanted)
+            found = await self._made(rows[0][0], None) if rows else None
+        if found is None:
+            raise NoSuchFlow(f"{name}@{version}" if version else name, await self.names())
+        return found
+
+    async def defined(self, name: str, version: str, like: Program | None = None) -> Program | None:
+        """A version of a program, made of its definition; without a version the latest. None if there is none.
+
+        Raises UsageError if it cannot be made here. It may use what `like` may, if that is given.
+        """
+        row = await self._find(name, version) if version else await self._latest(name)
+        if row is None:
+            return None
+        self._known.add((name, row.version))
+        return await self._made(row, like)
+
+    async def names(self, since: float | None = None) -> list[str]:
+        """The names of all programs whose definitions are stored, or were `since` then."""
+        wanted = RunFilter(program=STORED, since=since, limit=_PAGE)
+        rows = [row async for page in pages(self._base.store, wanted) for row in page]
+        return sorted({row.id.removeprefix(f"{STORED}:").partition("@")[0] for row in rows})
+
+    async def _made(self, row: RunRow, like: Program | None) -> Program:
+        data = await self._base.store.blobs.get(row.input_blob)
+        if data is None:
+            raise Corrupt(f"the definition {row.id!r}", f"its blob {row.input_blob} is missing", row.run_id)
+        return self._base.structures.defined(data, like)
+
+    async def _find(self, name: str, version: str) -> RunRow | None:
+        found = await self._base.store.runs.find(stored_id(name, version))
+        return None if found is None else found[0]
+
+    async def _latest(self, name: str) -> RunRow | None:
+        found = await self._base.store.runs.list(RunFilter(program=STORED, id_prefix=stored_id(name, ""), limit=1))
+        return found[0][0] if found else None
+
+    async def _put(self, program: Program, *, latest: bool) -> None:
+        """Store a definition, unless it is there, or with `latest` unless it is the latest there."""
+        name, version = program.name, program.version
+        blob = ""
+
+        async def attempt() -> Decided[None] | Undecided:
+            nonlocal blob
+            before, now = await self._find(name, version), self._base.clock.now()
+            existing = await self._latest(name) if latest else before
+            if existing is not None and existing.version == version:
+                return Decided(None)
+            blob = blob or await self._base.store.blobs.put(program.definition)
+            started = RunStarted(
+                stored_id(name, version),
+                STORED,
+                version,
+                NULL,
+                input_blob=blob,
+                incarnation=1 if before is None else before.incarnation + 1,
+                tags={"flow": name, "version": version},
+            )
+            ended = RunFinished(RunStatus.COMPLETED, Raw(msgspec.json.encode(version)))
+            past = [Batch(0, now, [started, ended])]
+            written = await self._base.append(create(self._base.new_run_id(now), past))
+            return Decided(None) if written else UNDECIDED
+
+        await decided(attempt)
+        self._known.add((name, version))
