@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.flow.writing import flow_of, problems_of, run
 
@@ -41,4 +42,67 @@ async def test_a_lazy_flow_runs_what_its_output_needs(tmp_path: Path) -> None:
     jobs = "execution: lazy\noutput: 1\njobs: [{id: j, steps: [{id: a, use: value}]}]"
     assert problems_of(tmp_path, jobs) == [
         "3:12 error F002 execution: lazy is for a flow with steps; jobs have needs and when"
+    ]
+
+
+# --- repeat ---------------------------------------------------------------------------------------------------------
+
+PAGES = """
+inputs: {pages: {type: integer, default: 3}}
+steps:
+  - {id: first, use: value, with: 1}
+  - id: fetch
+    use: page
+    with:
+      number: ${{ last.next | default(steps.first) }}
+      of: ${{ input.pages }}
+      found: ${{ last.found | default([]) }}
+    repeat: {until: "${{ last.next == none }}", max: 5}
+  - {id: told, use: value, with: "${{ steps.fetch.found | length }} rows", after: [fetch]}
+"""
+
+
+def page(number: int, of: int, found: list[int]) -> dict[str, Any]:
+    return {"found": [*found, number], "next": number + 1 if number < of else None}
+
+
+async def test_a_step_is_repeated_until_its_result_says_so(tmp_path: Path) -> None:
+    flow = flow_of(tmp_path, PAGES, components={"page": page})
+    ran = await run(flow)
+    assert ran.output == {"told": "3 rows"}
+    assert ran.paths() == ["fetch:0", "fetch:1", "fetch:2", "first:0", "told:0"]
+    ran = await run(flow, pages=9)
+    assert "5 rounds" in str(ran.result.error)
+    # It is a result of the flow, and a job has it too.
+    alone = "steps: [{id: a, use: value, with: '${{ last | default(0) + 1 }}', repeat: {until: '${{ last >= 4 }}'}}]"
+    assert (await run(flow_of(tmp_path, alone))).output == {"a": 4}
+    job = (
+        f"jobs:\n  - id: j\n    {alone}\n  - {{id: k, steps: [{{id: b, use: value, with: '${{{{ jobs.j.a + 1 }}}}'}}]}}"
+    )
+    assert (await run(flow_of(tmp_path, job))).output == {"k": {"b": 5}}
+    ran = await run(flow_of(tmp_path, alone.replace(" | default(0)", "")))
+    assert "`last` has no value in the first round" in str(ran.result.error)
+    ran = await run(flow_of(tmp_path, alone.replace("last >= 4", "last")))
+    assert "it must give true or false" in str(ran.result.error)
+    skipped = alone.replace("use: value", "use: value, when: '${{ false }}'")
+    assert (await run(flow_of(tmp_path, skipped))).output == {}
+
+
+def test_what_is_wrong_with_repeat(tmp_path: Path) -> None:
+    text = """
+    steps:
+      - {id: a, use: value, with: "${{ last }}"}
+      - {id: b, use: value, with: "${{ steps.b }}", repeat: {until: yes, max: 0}}
+      - {id: c, use: value, with: "${{ item }}", map: {over: [1]}, repeat: {until: "${{ lost }}"}}
+      - {id: d, use: value, repeat: {max: 2}}
+    """
+    assert problems_of(tmp_path, text) == [
+        "4:36 error F011 there is no 'last' to refer to here; there is input, jobs, run, secrets, steps, vars",
+        "5:36 error F012 'b' is this step: its result in the last round is `last`",
+        "5:65 warning F009 yes is text here; write true, false, null or a number, or quote it",
+        "5:65 error F010 until is an expression: write until: ${{ ... }}",
+        "5:75 error F002 this is a whole number from 1 on; this is a number",
+        "6:10 error F002 a step is mapped or repeated, and not both; map a flow that repeats a step",
+        "6:85 error F011 there is no 'lost' to refer to here; did you mean 'last'?",
+        "7:33 error F006 repeat needs the key 'until'",
     ]

@@ -973,7 +973,8 @@ class DataflowExecution:
         gate = next((one for one in region.gates if region.entry in self._chosen.get(one, ())), None)
         if gate is not None or (fed and not region.gates):
             self._rounds[number] += 1
-            if self._rounds[number] < (self._started.max_rounds or self._plan.max_rounds):
+            most = self._started.max_rounds or self._plan.nodes[region.entry].max_rounds or self._plan.max_rounds
+            if self._rounds[number] < most:
                 self._next_round(number)
                 return True
             entry, nodes = self._plan.nodes[region.entry].name, self._plan.nodes

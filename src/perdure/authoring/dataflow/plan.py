@@ -186,6 +186,8 @@ class Node(msgspec.Struct, frozen=True):
     lock: Lock | None = None
     # Whether what has not begun is skipped, and the program has no result, if it returns {"status": "no_data"}.
     skips_rest: bool = False
+    # Where a loop begins: how many rounds it may have; 0: as many as the plan says.
+    max_rounds: int = 0
 
 
 # --- loops and the whole --------------------------------------------------------------------------------------------

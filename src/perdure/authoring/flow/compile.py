@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.build import Built, Draft, Made, Options, Wanted, build
-from perdure.authoring.dataflow.plan import STATUS, Absent, Mapped, Node, Question
+from perdure.authoring.dataflow.plan import STATUS, Absent, Gate, Mapped, Node, Question
 from perdure.authoring.dataflow.values import Value
 from perdure.authoring.flow.components import Component, Components, NoComponent, made_of
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
@@ -22,6 +22,7 @@ from perdure.authoring.flow.format import (
     JobDef,
     LockDef,
     MapDef,
+    RepeatDef,
     StepDef,
     VariableDef,
     kind_of,
@@ -44,6 +45,8 @@ from perdure.kernel.policies.retry import Retry
 INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
 # The step that reads variables of the environment, and its value.
 VARIABLES = "vars"
+# What follows the id of a step that is repeated in the name of the gate that leads back to it.
+UNTIL = ".until"
 ROOTS = ("input", "steps", "jobs", "vars", "run", "secrets")
 # Of a run, what is no part of RUN.
 _RUN = {"workspace": WORKSPACE, "status": STATUS}
@@ -60,8 +63,11 @@ class Scope:
         job: JobDef | None,
         mapped: MapDef | None = None,
         secrets: bool = False,
+        last: str = "",
     ) -> None:
         self._flow, self._job, self._secrets = flow, job, secrets
+        # The step that is repeated, whose result in the last round is `last`.
+        self.last = last
         # Of a map, the first two values are the item and its position.
         self._items = {} if mapped is None else {"item": 0, mapped.name: 0, "index": 1}
         self.names: list[str] = [] if mapped is None else ["", ""]
@@ -73,10 +79,13 @@ class Scope:
         if root in self._items:
             self.takes_item = True
             return self._items[root], path
+        if root == "last" and self.last:
+            return self._at(self.last), path
         if root == "input" and not path:
             return self._at(INPUTS), ()
         if root not in ROOTS:
-            raise Wrong("F011", reference.at, f"there is no {root!r} to refer to here; {_roots(root, self._items)}")
+            known = (*self._items, "last") if self.last else self._items
+            raise Wrong("F011", reference.at, f"there is no {root!r} to refer to here; {_roots(root, known)}")
         if not path or not isinstance(path[0], str):
             raise Wrong("F011", reference.at, f"name what of {root} is meant, as in {root}.name")
         name = path[0]
@@ -102,6 +111,8 @@ class Scope:
         if owner is not None:
             raise Wrong("F012", reference.at, f"{name!r} is a step of another job: write jobs.{owner}.{name}")
         self._check(reference, name, known, "F012", "step")
+        if name == self.last:
+            raise Wrong("F012", reference.at, f"{name!r} is this step: its result in the last round is `last`")
         return self._at(name), reference.path[1:]
 
     def _step_of_job(self, reference: Reference, name: str) -> tuple[int, Path]:
@@ -147,7 +158,7 @@ class Scope:
             raise Wrong(code, reference.at, f"{shown}; {did_you_mean(name, known)}")
 
 
-def _roots(root: str, more: Mapping[str, int]) -> str:
+def _roots(root: str, more: Iterable[str]) -> str:
     return did_you_mean(root, (*ROOTS, *more))
 
 
@@ -201,6 +212,8 @@ class Compiler:
             on_failure=flow.on_failure,
             jobs=bool(flow.jobs),
             last=self._last(final, WORKSPACE in used),
+            loops=_loops(drafts),
+            selected=tuple(id for id in _loops(drafts) if id not in used),
         )
         return self._built(drafts, options)
 
@@ -216,8 +229,8 @@ class Compiler:
                 work += _values((by_id[id],), ())
         return [
             msgspec.structs.replace(draft, after=tuple(one for one in draft.after if one in kept))
-            for id, draft in by_id.items()
-            if id in kept
+            for draft in drafts
+            if _owner(draft) in kept
         ]
 
     def _built(self, drafts: Sequence[Draft], options: Options) -> Built:
@@ -262,7 +275,7 @@ class Compiler:
         own, taken = _values(drafts, ()), [id for id in job.ids if f"{job.id}.{id}" in used]
         results = taken if self._flow.output is not None else [id for id in job.ids if id in taken or id not in own]
         made = tuple(Wanted(id, (id,)) for id in results)
-        built = part._built(drafts, Options(made=made, in_order=job.in_order))
+        built = part._built(drafts, Options(made=made, in_order=job.in_order, loops=_loops(drafts)))
         node = self._with_job(draft.node, job, built)
         if self._mocks is not None and job.id in self._mocks:
             node = _mocked(node, self._mocks[job.id])
@@ -288,7 +301,7 @@ class Compiler:
         if not drafts:
             return None
         job = flow.final or JobDef(FINALLY, flow.mark, (), {})
-        built = self._built(drafts, Options(made=(), on_failure="continue", in_order=True))
+        built = self._built(drafts, Options(made=(), on_failure="continue", in_order=True, loops=_loops(drafts)))
         node = self._with_job(Node(FINALLY, "child", where=self._at(job.mark)), job, built)
         return Draft(node, _taken(built))
 
@@ -315,6 +328,8 @@ class Compiler:
             self._before[step.id] += previous
             if draft is not None:
                 found.append(msgspec.structs.replace(draft, after=tuple(dict.fromkeys((*draft.after, *previous)))))
+            if draft is not None and draft.node.max_rounds and step.repeat is not None:
+                found.append(self._until(step, step.repeat))
         return found
 
     def _known_before(
@@ -351,7 +366,7 @@ class Compiler:
         lock = self._lock(step.lock)
         others = (otherwise, None if lock is None else lock[0])
         for wanted in (*wants, *(condition or ()), *(one for one in others if one is not None)):
-            before += [name for name in wanted.values if name in self._ids]
+            before += [name for name in wanted.values if name in self._ids and (name != step.id or not step.repeat)]
         node = self._node(step, component, where, secrets)
         if node is None:
             return None
@@ -364,6 +379,8 @@ class Compiler:
             )
         if step.on_error == "skip":
             node = msgspec.structs.replace(node, on_error="skip")
+        if step.repeat is not None and not mocked:
+            node = msgspec.structs.replace(node, max_rounds=step.repeat.most)
         if step.skips_job:
             node = msgspec.structs.replace(node, skips_rest=True)
         return Draft(
@@ -374,6 +391,21 @@ class Compiler:
             condition=_held(condition),
             otherwise=otherwise,
             lock=lock,
+        )
+
+    def _until(self, step: StepDef, repeat: RepeatDef) -> Draft:
+        """The gate that leads back to a step until its condition holds."""
+        if isinstance(repeat.until.value, str) and "${{" not in repeat.until.value:
+            self._problems.add(repeat.until.mark, "F010", "until is an expression: write until: ${{ ... }}")
+        scope, where = Scope(self._flow, self._job, last=step.id), self._where(repeat.until)
+        made = template(repeat.until, scope, self._problems)
+        # Where the step was skipped, it has no value, and there is no other round.
+        wanted = Wanted("until", tuple(scope.names), compute=_filled(made, scope.names, (), where))
+        self._before[step.id] += [name for name in wanted.values if name in self._ids and name != step.id]
+        gate = Gate({}, lambda again: [step.id] if again else [])
+        where = self._where(repeat.until)
+        return Draft(
+            Node(step.id + UNTIL, "gate", where=where, function=_again, gate=gate), (wanted,), targets=(step.id,)
         )
 
     def _lock(self, lock: LockDef | None) -> tuple[Wanted, float, float | None] | None:
@@ -394,6 +426,8 @@ class Compiler:
             add(step.on_timeout.mark, "F002", "on_timeout is for signal and approval; use on_error")
         if step.map is not None and component.kind in ("sleep", "signal", "approval"):
             add(step.use.mark, "F002", f"{component.kind} is not mapped; map a flow that has it as a step")
+        if step.map is not None and step.repeat is not None:
+            add(step.mark, "F002", "a step is mapped or repeated, and not both; map a flow that repeats a step")
         if spec is None and step.retry is not None:
             add(step.mark, "F002", f"{step.use.value} is not tried again: it has no `retry`")
         if component.kind in ("sleep", "child") and step.timeout is not None:
@@ -487,7 +521,7 @@ class Compiler:
         allowed = component.kind == "step"
         for name, item in items.items():
             where = self._where(item)
-            scope = Scope(self._flow, self._job, step.map, allowed)
+            scope = Scope(self._flow, self._job, step.map, allowed, step.id if step.repeat is not None else "")
             made = template(item, scope, self._problems)
             if made.secrets:
                 secrets[name] = made.secrets
@@ -643,9 +677,26 @@ def _path(given: Given) -> bytes | Absent:
 
 
 def _values(drafts: Iterable[Draft], made: Iterable[Wanted]) -> set[str]:
-    """The names of the values that nodes and results take."""
-    found = {name for draft in drafts for wanted in draft.reads for name in wanted.values}
+    """The names of the values that nodes and results take; not what a step that is repeated takes of itself."""
+    found = {name for draft in drafts for wanted in draft.reads for name in wanted.values if name != _owner(draft)}
     return found.union(name for wanted in made for name in wanted.values)
+
+
+def _owner(draft: Draft) -> str:
+    """The step that a node is, or belongs to."""
+    return draft.node.name.removesuffix(UNTIL)
+
+
+def _loops(drafts: Iterable[Draft]) -> tuple[str, ...]:
+    """The steps that are repeated."""
+    return tuple(draft.node.name for draft in drafts if draft.node.max_rounds)
+
+
+def _again(until: Any) -> bool:
+    """Whether there is another round."""
+    if not isinstance(until, bool):
+        raise UsageError(f"`until` gave {until!r:.80}; it must give true or false")
+    return not until
 
 
 def _taken(built: Built) -> tuple[Wanted, ...]:
@@ -676,13 +727,13 @@ def _holds(**given: Any) -> Any:
 
 
 def _wanted(name: str, made: Template, scope: Scope, where: str, is_optional: Callable[[str], bool]) -> Wanted:
-    if made.whole is not None and not is_optional(scope.names[made.whole]):
+    if made.whole is not None and scope.names[made.whole] != scope.last and not is_optional(scope.names[made.whole]):
         return Wanted(name, (scope.names[made.whole],), keyword=True)
-    return Wanted(name, tuple(scope.names), keyword=True, compute=_filled(made, scope.names, (), where))
+    return Wanted(name, tuple(scope.names), keyword=True, compute=_filled(made, scope.names, (), where, scope.last))
 
 
 def _filled(
-    made: Template, names: Sequence[str], before: Sequence[None], where: str
+    made: Template, names: Sequence[str], before: Sequence[None], where: str, last: str = ""
 ) -> Callable[[Given], bytes | Absent]:
     """A template as a function of the values that it takes."""
 
@@ -690,6 +741,8 @@ def _filled(
         try:
             return made.evaluate([*before, *given] if before else given)
         except Missing as missing:
+            if last and names[missing.slot] == last:
+                raise ExpressionFailed(where, "`last` has no value in the first round; write | default(...)") from None
             return _absent(names[missing.slot], where)
 
     return compute

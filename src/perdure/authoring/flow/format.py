@@ -58,6 +58,13 @@ class MapDef(msgspec.Struct, frozen=True):
     on_error: Literal["fail", "none", "skip"]
 
 
+class RepeatDef(msgspec.Struct, frozen=True):
+    """Until when a step is repeated, and how often at most."""
+
+    until: Item
+    most: int
+
+
 class LockDef(msgspec.Struct, frozen=True):
     """The lock that a step or a job holds while it runs; `wait` is how long it waits for it at most."""
 
@@ -96,6 +103,7 @@ class StepDef(msgspec.Struct, frozen=True):
     skips_job: bool
     # Whether it runs also where nothing needs it.
     must_run: bool
+    repeat: RepeatDef | None
 
 
 class JobDef(msgspec.Struct, frozen=True):
@@ -177,6 +185,7 @@ STEP_KEYS = {
     "on_error": "What follows the last failure: fail, skip, or {value: ...} in place of the result.",
     "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
     "map": "Runs the step once for each item of a list.",
+    "repeat": "Runs the step again until an expression holds, in which `last` is its result.",
     "lock": "A lock that the step holds while it runs, with all of its attempts; no two runs hold it at once.",
     "must_run": "With `execution: lazy`, the step runs also if the output does not need it.",
     "on_no_data": "In a job, `skip_job`: after the result {status: no_data} the rest of the job is skipped.",
@@ -198,6 +207,9 @@ CLEANUPS = ("on_success", "always", "never")
 # How long a lock outlives a run whose process died.
 LOCK_TTL = 30.0
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
+REPEAT_KEYS = ("until", "max")
+# How often a step is repeated at most, unless it says so.
+MOST_ROUNDS = 1000
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")
 TEST_KEYS = ("name", "input", "mock", "expect")
@@ -441,6 +453,7 @@ class _Reader:
             "lock": self._get(item, "lock", self._lock),
             "skips_job": self._get(item, "on_no_data", self._no_data) or False,
             "must_run": self._get(item, "must_run", self._flag) or False,
+            "repeat": self._get(item, "repeat", self._repeat),
         }
         if id is None or use is None:
             return None
@@ -484,6 +497,11 @@ class _Reader:
         default: Literal["fail", "none"] = "fail" if tolerate is None else "none"
         name = self._get(item, "as", self._name) or "item"
         return MapDef(item.value["over"], name, limit, tolerate, on_error or default)
+
+    def _repeat(self, item: Item) -> RepeatDef | None:
+        if not self._is_object(item, "repeat") or not self._keys(item, REPEAT_KEYS, "repeat", ("until",)):
+            return None
+        return RepeatDef(item.value["until"], self._get(item, "max", lambda one: self._count(one, 1)) or MOST_ROUNDS)
 
     def _tolerate(self, item: Item) -> float | None:
         if isinstance(item.value, str) and (found := _SHARE.fullmatch(item.value)) and float(found[1]) <= 100:
@@ -723,6 +741,7 @@ def schema() -> dict[str, Any]:
         "lock": lock,
         "on_no_data": {"enum": ["skip_job"]},
         "must_run": {"type": "boolean"},
+        "repeat": _object({"until": {}, "max": {"type": "integer", "minimum": 1}}, ("until",)),
         "description": text,
     }
     steps = {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)}
