@@ -514,6 +514,7 @@ class Compiler:
         else:
             items = given.value
         self._check_parameters(step, component, items)
+        self._check_shell(step, items)
         if component.kind in ("signal", "approval"):
             items = {name: item for name, item in items.items() if name == "request"}
         wants, columns = [], []
@@ -558,6 +559,18 @@ class Compiler:
             listed = ", ".join(map(repr, missing))
             mark = step.use.mark if step.arguments is None else step.arguments.mark
             self._problems.add(mark, "F022", f"{step.use.value} needs {listed}")
+
+    def _check_shell(self, step: StepDef, given: Mapping[str, Item]) -> None:
+        """Warn of values that a shell would read as a part of its command."""
+        argv, shell = given.get("argv"), given.get("shell")
+        if step.use.value != "shell" or shell is None or shell.value is False or argv is None:
+            return
+        if isinstance(argv.value, str) and "${{" in argv.value:
+            self._problems.warn(
+                argv.mark,
+                "F024",
+                'the shell reads this value as a part of the command; give it as `env`, and write "$NAME"',
+            )
 
     def _condition(self, step: StepDef | JobDef) -> tuple[Wanted, ...] | None:
         needed = tuple(

@@ -108,7 +108,7 @@ class Components:
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
-        if not module or not all(part.isidentifier() for part in path.split(".")):
+        if not module or not all(part.isidentifier() and not part.startswith("__") for part in path.split(".")):
             raise NoComponent("F020", f"python:{path} is no function; write python:module.function")
         if not any(f"{module}.".startswith(f"{prefix}.") for prefix in self._allowed.python):
             listed = ", ".join(self._allowed.python) or "none"

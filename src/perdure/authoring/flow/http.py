@@ -18,6 +18,8 @@ import msgspec
 from perdure.errors import PerdureError, UsageError
 
 MOST_BYTES, MOST_REDIRECTS = 5 * 1024 * 1024, 5
+# Addresses that a gateway translates to those of IPv4.
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # What is not sent on to another host.
 _OWN = frozenset({"authorization", "cookie", "proxy-authorization", "host"})
@@ -139,6 +141,10 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if inner is not None and not is_public(str(inner)):
+            return False
+        if found in _TRANSLATED:
+            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        if found.is_site_local or (found.is_reserved and found.ipv4_mapped is None):
             return False
     return found.is_global and not found.is_multicast
 
