@@ -146,6 +146,8 @@ class Program(Protocol):
     defined: Defined | None = None
     # The id of the blob with its structure, for a program that has one: see `source`.
     structure: str = ""
+    # Whether it only names a program, which is looked up when a child of it begins.
+    by_name: bool = False
     # What the program can be made of again in another process; empty for code. It is stored before a run begins.
     definition: bytes = b""
 

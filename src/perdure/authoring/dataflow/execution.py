@@ -580,7 +580,7 @@ class DataflowExecution:
         if node.program is None:
             self._commands.append(self._run_step(node, op, arguments))
             return
-        rows = node.mapped is not None and node.mapped.rows
+        rows, named = node.mapped is not None and node.mapped.rows, node.program.by_name
         self._commands.append(
             StartChild(
                 op,
@@ -589,9 +589,9 @@ class DataflowExecution:
                 arguments[ROW].data if rows else as_object(arguments),
                 record(arguments),
                 source=node.where,
-                own=node.program,
-                embedded=True,
-                structure=self._structure,
+                own=None if named else node.program,
+                embedded=not named,
+                structure="" if named else self._structure,
                 last=number == self._plan.last,
             )
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from perdure.authoring.code.step import Step, step
+from perdure.authoring.flow.children import DynamicFlow, NamedFlow
 from perdure.config import Flows
 from perdure.errors import FlowInvalid
 from perdure.kernel.commands import StepSpec
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "perdure.components"
+_STORED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+DYNAMIC = "Run the flow that `definition` is, an object that an earlier step has made, with this `input`."
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -50,7 +54,10 @@ class NoComponent(Exception):
 
 
 class Components:
-    """Finds components for a flow, in a `folder`. `load` gives the flow of a file that it names, or raises OSError."""
+    """Finds components for a flow, in a `folder`. `load` gives the flow of a file that it names, or raises OSError.
+
+    `define` gives the flow of a definition that a step has made; None: they may not be used here.
+    """
 
     def __init__(
         self,
@@ -58,8 +65,9 @@ class Components:
         given: Mapping[str, Callable[..., Any]],
         folder: str,
         load: Callable[[str], Program],
+        define: Callable[[bytes], Program] | None = None,
     ) -> None:
-        self._allowed, self._given, self.folder, self._load = allowed, given, folder, load
+        self._allowed, self._given, self.folder, self._load, self._define = allowed, given, folder, load, define
         # The programs that steps use, by what `use` says.
         self.programs: dict[str, Program] = {}
 
@@ -83,6 +91,10 @@ class Components:
             return made_of(self._given[use], use)
         if use in OWN:
             return OWN[use]
+        if use == "flow":
+            if self._define is None:
+                raise NoComponent("F023", "flows that steps have made run others in them five deep at most")
+            return msgspec.structs.replace(of_program(DynamicFlow(self._define)), about=DYNAMIC)
         if use == "http":
             from perdure.authoring.flow.http import component
 
@@ -104,7 +116,7 @@ class Components:
 
     def names(self) -> list[str]:
         """The components that have a name of their own."""
-        return sorted({*self._given, *OWN, "http", "shell", *(point.name for point in _installed())})
+        return sorted({*self._given, *OWN, "flow", "http", "shell", *(point.name for point in _installed())})
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
@@ -136,7 +148,10 @@ class Components:
 
     def _of_flow(self, path: str) -> Component:
         if not path.endswith((".yaml", ".yml", ".json")):
-            raise NoComponent("F020", f"flow:{path} is no file; write flow:./other.yaml")
+            name, at, version = path.partition("@")
+            if not _STORED.fullmatch(name) or (at and not version):
+                raise NoComponent("F020", f"flow:{path} is neither a file, as flow:./other.yaml, nor flow:name@version")
+            return Component("child", None, program=NamedFlow(name, version))
         try:
             return of_program(self._load(path))
         except FlowInvalid as error:

@@ -38,17 +38,22 @@ from perdure.kernel.values.signatures import Signature, Taken
 _NUMBERS = itertools.count()
 # The key of a definition under which those of the flows in it are.
 INSIDE = ""
+# How deep flows may be that steps of others have made.
+MOST_LEVELS = 5
 
 
 class Access(msgspec.Struct, frozen=True):
     """What the steps of a flow may use: by the settings, and functions that were given by name.
 
-    `folder`: what a workspace is relative to, for a flow that has no file.
+    `folder`: what a workspace is relative to, for a flow that has no file. `names`: the variables of the environment
+    and the secrets that it may ask for; None: any. `level`: how many steps have made it and the flows around it.
     """
 
     allowed: Flows = Flows()
     components: Mapping[str, Callable[..., Any]] = {}
     folder: str = ""
+    names: frozenset[str] | None = None
+    level: int = 0
 
 
 class FlowDependence(Dependence):
@@ -250,7 +255,14 @@ def _flow(
     mocks: Mapping[str, Any] | None = None,
     stored: bytes | None = None,
 ) -> Flow:
-    components = Components(access.allowed, access.components, access.folder, load)
+    names = {name for one in definition.variables.values() for name in (one.env, one.secret) if name}
+    for one in definition.variables.values():
+        for name in (one.env, one.secret):
+            if name and access.names is not None and name not in access.names:
+                problems.add(one.mark, "F023", f"{name} may not be used here: the flow around it does not have it")
+    inner = msgspec.structs.replace(access, names=frozenset(names), level=access.level + 1)
+    made = partial(define, access=inner) if access.level < MOST_LEVELS else None
+    components = Components(access.allowed, access.components, access.folder, load, made)
     compiler = Compiler(definition, components, problems, mocks)
     found = Flow(definition, compiler, access, problems, components.programs, stored)
     if mocks is not None:

@@ -175,7 +175,7 @@ FLOW_KEYS = {
 }
 STEP_KEYS = {
     "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
-    "use": "The component: python:module.function, flow:./other.yaml, http, shell, value, sleep, signal, approval.",
+    "use": "The component: python:module.function, flow:./other.yaml, flow:name, http, shell, value, sleep and others.",
     "with": "The arguments of the component.",
     "when": "An expression; the step is skipped where it is false.",
     "needs": "Steps that must have succeeded before; what expressions refer to is needed anyway.",
