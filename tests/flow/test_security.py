@@ -48,7 +48,8 @@ sys.addaudithook(_hook)
 def watched() -> Iterator[list[tuple[str, str]]]:
     """What is opened, imported, started and connected to within."""
     global _seen
-    _seen = found = []
+    found: list[tuple[str, str]] = []
+    _seen = found
     try:
         yield found
     finally:
