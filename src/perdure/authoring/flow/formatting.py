@@ -37,11 +37,12 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     ),
     # Its steps are its body, and come last.
     "job": ([*(key for key in format.JOB_KEYS if key != "steps"), "steps"], {"steps": "step", "lock": "lock"}),
-    "step": (format.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock"}),
+    "step": (format.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock", "repeat": "repeat"}),
     "lock": (format.LOCK_KEYS, {}),
     "workspace": (format.WORKSPACE_KEYS, {}),
     "retry": (format.RETRY_KEYS, {}),
     "map": (format.MAP_KEYS, {}),
+    "repeat": (format.REPEAT_KEYS, {}),
     "test": (format.TEST_KEYS, {"expect": "expect"}),
     "expect": (format.EXPECT_KEYS, {}),
     "variables": ((), {"": "variable"}),
@@ -220,7 +221,7 @@ class _Writer:
 
     def _list(self, item: Item, kind: str, indent: str) -> None:
         for number, one in enumerate(item.value):
-            if isinstance(one.value, dict) and one.value and self._inline(one, kind, indent) is None:
+            if isinstance(one.value, dict) and one.value and self._inline(one, kind, f"{indent}-") is None:
                 behind = self._around[one.mark].behind if one.mark in self._around else []
                 self._begun(one.mark, indent, number == 0, behind=False)
                 if behind:  # the comment of the key that begins there

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from perdure.authoring.flow.expressions import Expression, Path, Wrong
-from perdure.authoring.flow.format import FLOW_KEYS, STEP_KEYS
 from perdure.authoring.flow.importing import (
     LEFT_OUT,
     TODO,
@@ -55,10 +54,10 @@ _SAME = (
 
 
 class Translation:
-    """One flow of Stepflow. `within`: it is a part of another, called with one value as its input."""
+    """One flow of Stepflow. `within`: the flow that it is a part of, which calls it with one value as its input."""
 
-    def __init__(self, root: Item, problems: Problems, within: bool = False) -> None:
-        self._root, self._problems = root, problems
+    def __init__(self, root: Item, problems: Problems, within: Translation | None = None) -> None:
+        self._root, self._problems, self._within = root, problems, within
         self._file: dict[str, Item] = root.value
         self._steps = [one for one in elements(self._file.get("steps")) if isinstance(one.value, dict)]
         self._names = Names(problems, "step")
@@ -69,9 +68,13 @@ class Translation:
         self._definitions = fields(schemas.get("$defs"))
         self._input = properties.get("input") or _get(self._file, "inputSchema")
         self._variables = fields(fields(properties.get("variables")).get("properties"))
+        if within is not None:
+            self._variables = {**within._variables, **self._variables}
         self._references = list(self._all_references())
         self._taken = Counter(str(path[0]) for form, path in self._references if form == "$step")
-        self._whole = within or self._has_whole_input()
+        self._whole = within is not None or self._has_whole_input()
+        # Variables of flows in it: what they use must be declared here too.
+        self._inner_variables: dict[str, Any] = {}
         self._variable_names = Names(problems, "variable")
         # Steps that keep code or a flow in a blob, and how many references to them are not needed any more.
         self._read: dict[str, int] = {}
@@ -87,18 +90,20 @@ class Translation:
             if not _is_known(key, _FLOW_KEYS) and one.value is not None:
                 self._left_out(self._root.keys.get(key, one.mark), f"{key!r} of a flow")
         inputs, variables = self._inputs(), self._declared_variables()
+        translated = [(self._id(one), self._step(one)) for one in self._steps]
+        variables = {**self._inner_variables, **variables}
         if inputs:
             found["inputs"] = made(inputs, self._root.mark)
         if variables:
             found["variables"] = made(variables, self._root.mark)
+        if self._within is not None:
+            self._within._inner_variables.update(variables)
         if self._definitions:
             found["schemas"] = made(
                 {name: self._schema(one) for name, one in self._definitions.items()}, self._root.mark
             )
         # Stepflow runs what the output needs.
-        if "execution" in FLOW_KEYS:
-            found["execution"] = text("lazy", self._root.mark)
-        translated = [(self._id(one), self._step(one)) for one in self._steps]
+        found["execution"] = text("lazy", self._root.mark)
         kept = [step for id, steps in translated if not self._is_needless(id) for step in steps]
         listed = value.get("steps")
         found["steps"] = Item(kept, self._root.mark if listed is None else listed.mark)
@@ -179,7 +184,8 @@ class Translation:
         self._variable_names.add(text(name, self._root.mark) for name in used)
         found: dict[str, Any] = {}
         for name, one in self._variables.items():
-            found[self._variable_names[name]] = self._variable(name, one)
+            if self._within is None or name in used:
+                found[self._variable_names[name]] = self._variable(name, one)
         for name in used:
             if name not in self._variables:
                 found[self._variable_names[name]] = self._variable(name, Item({}, self._root.mark))
@@ -274,15 +280,20 @@ class Translation:
             "sleep": self._sleep,
             "put_blob": self._put_blob,
             "get_blob": self._get_blob,
+            "eval": self._eval,
+            "map": self._map,
+            "iterate": self._iterate,
         }
         found = None
         if kind == "builtin" and name in makers:
             found = makers[name](step, given)
         elif path == "/python/udf":
             found = self._udf(given)
+        elif path == "/python/iterate":  # what it was called before it was built in
+            found = self._iterate(step, given)
         if found is None:
             found = [self._unknown(step, path, component.mark, given)]
-        common = self._common(step, found[-1])
+        common = self._common(step, found)
         id = self._names[self._id(step)]
         made_steps = [made({"id": text(id, step.mark), **found[-1], **common}, step.mark)]
         return [made(one, step.mark) for one in found[:-1]] + made_steps
@@ -300,12 +311,12 @@ class Translation:
             found = made({"input": found}, given.mark)
         return {"use": text(name, mark), "with": found}
 
-    def _common(self, step: Item, found: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a step that do not depend on its component."""
+    def _common(self, step: Item, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """The keys of a step that do not depend on its component; those of a flow in it are set there."""
         value: dict[str, Item] = step.value
         keys: dict[str, Any] = {}
         must = _get(value, "mustExecute")
-        if must is not None and must.value is True and "must_run" in STEP_KEYS:
+        if must is not None and must.value is True:
             keys["must_run"] = must
         skip = _get(value, "skipIf")
         if skip is not None and skip.value is not None:
@@ -317,7 +328,14 @@ class Translation:
         action = given["action"].value if "action" in given else None
         default = _get(given, "defaultValue") or Item(None, error.mark)
         retries = _get(given, "maxRetries") or Item(3, error.mark)
-        if action == "useDefault":
+        flow = next((one for one in found[:-1] if one["use"].value == "flow"), None)
+        if flow is not None and action == "useDefault":
+            flow["on_error"] = text("skip", error.mark)
+            chosen = {"$if": {"$step": flow["id"]}, "then": found[-1]["with"], "else": literal(default)}
+            found[-1]["with"] = made(chosen, error.mark)
+        elif flow is not None and action == "retry":
+            self._left_out(error.mark, "a retry of a whole flow")
+        elif action == "useDefault":
             keys["on_error"] = made({"value": literal(default)}, error.mark)
         elif action == "skip":
             keys["on_error"] = text("skip", error.mark)
@@ -398,6 +416,87 @@ class Translation:
         if expression is None or code is None:
             return None
         return [{"use": text("value", code.mark), "with": text(expression, code.mark)}]
+
+    def _flow_in(self, given: Item, wrapped: dict[str, Any] | None = None) -> Item | None:
+        """The flow that a component is given, as the argument of `use: flow`; None for one that is not in the file.
+
+        `wrapped`: what its output becomes; the output itself is at "".
+        """
+        value = fields(given)
+        flow = value.get("flow") or value.get("workflow")
+        blob = self._in_blob(value.get("flow_id"))
+        if flow is not None:
+            flow = fields(flow).get("$literal", flow)
+        elif blob is not None:
+            self._read[blob[0]] = self._read.get(blob[0], 0) + 1
+            flow = blob[1]
+        if flow is None or "steps" not in fields(flow):
+            return None
+        inner = Translation(flow, self._problems, self).flow()
+        if wrapped is not None:
+            output = {key: inner.value["output"] if one == "" else one for key, one in wrapped.items()}
+            inner.value["output"] = made(output, flow.mark)
+        if "round" in (wrapped or {}):
+            inner.value["inputs"] = made({**fields(inner.value.get("inputs")), "round": "integer"}, flow.mark)
+        return made({"$literal": inner}, flow.mark)
+
+    def _called(self, step: Item, name: str, given: Item, definition: Item, input: dict[str, Any]) -> dict[str, Any]:
+        """A step that runs a flow."""
+        id = self._names.more(f"{self._names[self._id(step)]}_{name}")
+        arguments = made({"definition": definition, "input": input}, given.mark)
+        return {"id": text(id, step.mark), "use": text("flow", given.mark), "with": arguments}
+
+    def _eval(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
+        definition = self._flow_in(given, {"outcome": "success", "result": ""})
+        if definition is None:
+            return None
+        input = self._value(fields(given).get("input", Item({}, given.mark)))
+        flow = self._called(step, "flow", given, definition, {WHOLE: input})
+        result = {"result": lone(f"steps.{flow['id'].value}"), "run_id": lone("run.id")}
+        return [flow, {"use": text("value", given.mark), "with": made(result, given.mark)}]
+
+    def _map(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
+        items = fields(given).get("items")
+        definition = None if items is None else self._flow_in(given, {"outcome": "success", "result": ""})
+        if items is None or definition is None:
+            return None
+        flow = self._called(step, "items", given, definition, {WHOLE: lone("item")})
+        mapped: dict[str, Any] = {"over": self._value(items), "on_error": "none"}
+        limit = _get(fields(given), "maxConcurrency")
+        if limit is not None and isinstance(limit.value, int):
+            mapped["limit"] = limit
+        elif limit is not None:
+            self._left_out(limit.mark, "a limit that is computed")
+        flow["map"] = made(mapped, given.mark)
+        results = f"steps.{flow['id'].value}"
+        counted = {"successful": f"{results} | select | list | length", "failed": f"{results} | reject | list | length"}
+        result = {"results": lone(results), **{key: lone(one) for key, one in counted.items()}}
+        return [flow, {"use": text("value", given.mark), "with": made(result, given.mark)}]
+
+    def _iterate(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
+        definition = self._flow_in(given, {"out": "", "round": lone("input.round")})
+        if definition is None:
+            return None
+        most = _get(fields(given), "maxIterations")
+        rounds = most.value if most is not None and isinstance(most.value, int) else 1000
+        first = self._value(_get(fields(given), "initialInput") or Item({}, given.mark))
+        before: list[dict[str, Any]] = []
+        initial = inside(first)
+        if initial is None:
+            id = self._names.more(f"{self._names[self._id(step)]}_initial")
+            before = [{"id": text(id, step.mark), "use": text("value", given.mark), "with": first}]
+            initial = f"steps.{id}"
+        input = {WHOLE: lone(f"last.out.next | default({initial})"), "round": lone("(last.round | default(0)) + 1")}
+        flow = self._called(step, "rounds", given, definition, input)
+        until = lone(f"last.out.result is defined or last.round >= {rounds}")
+        flow["repeat"] = made({"until": until, "max": rounds}, given.mark)
+        last = f"steps.{flow['id'].value}"
+        result = {
+            "result": lone(f"{last}.out.result if {last}.out.result is defined else {last}.out.next"),
+            "iterations": lone(f"{last}.round"),
+            "terminated": lone(f"{last}.out.result is not defined"),
+        }
+        return [*before, flow, {"use": text("value", given.mark), "with": made(result, given.mark)}]
 
     # --- tests ------------------------------------------------------------------------------------------------------
 
