@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from perdure import Engine, step
+from perdure.kernel.events import StepStarted
 from tests.flow.writing import flow_of, problems_of, run
 
 # --- what runs ------------------------------------------------------------------------------------------------------
@@ -105,4 +107,52 @@ def test_what_is_wrong_with_repeat(tmp_path: Path) -> None:
         "6:10 error F002 a step is mapped or repeated, and not both; map a flow that repeats a step",
         "6:85 error F011 there is no 'lost' to refer to here; did you mean 'last'?",
         "7:33 error F006 repeat needs the key 'until'",
+    ]
+
+
+# --- queues ---------------------------------------------------------------------------------------------------------
+
+
+@step
+async def embed(text: str, size: int = 2) -> list[str]:
+    return [text] * size
+
+
+def loud(text: str) -> str:
+    return text.upper()
+
+
+async def test_a_step_runs_where_its_queue_is_served(tmp_path: Path) -> None:
+    text = """
+    steps:
+      - {id: made, use: "queue:gpu/embed", with: {text: a}, retry: 2, timeout: 1m}
+      - {id: more, use: "queue:gpu/embed", map: {over: [b, c]}, with: {text: "${{ item }}", size: 1}}
+      - {id: said, use: loud, with: {text: "${{ steps.made[0] }}"}, queue: gpu}
+    """
+    flow = flow_of(tmp_path, text, components={"loud": loud})
+    async with Engine("memory://", [flow], steps=[embed, step(loud)]) as engine:
+        result = await engine.run(flow(), id="r")
+        assert result.output == {"more": [["b"], ["c"]], "said": "A"}
+        assert [one.event.queue for one in await engine.journal("r") if isinstance(one.event, StepStarted)] == [
+            "gpu"
+        ] * 4
+    wrong = """
+    variables: {key: {secret: KEY}}
+    steps:
+      - {id: a, use: value, queue: gpu}
+      - {id: b, use: sleep, with: {for: 1}, queue: gpu}
+      - {id: c, use: "queue:gpu", with: {text: a}}
+      - {id: d, use: loud, with: {text: "${{ secrets.KEY }}"}, queue: gpu}
+      - {id: e, use: loud, with: {text: a}, queue: "a/b"}
+      - {id: f, use: "queu:gpu/embed", queue: 1}
+    """
+    assert problems_of(tmp_path, wrong, components={"loud": loud}) == [
+        "5:32 error F002 queue is for functions, which its workers have; value is none",
+        "6:48 error F002 queue is for functions, which its workers have; sleep is none",
+        "7:18 error F020 queue:gpu is no step of a queue; write queue:name/step",
+        "8:18 error F014 a step that streams, has cpu=True or runs in a queue takes no secrets",
+        "9:48 error F002 the name of a queue 'a/b' holds one of '/', ':', '[', ']'; give a text of 1 to 200 characters "
+        "without '/', ':', '[' and ']'",
+        "10:18 error F020 there is no kind of component 'queu:'; did you mean 'queue'?",
+        "10:43 error F002 this is to be text, and is a number; write it in quotes",
     ]

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from perdure.authoring.code.step import Step
 from perdure.authoring.dataflow.build import Built, Draft, Made, Options, Wanted, build
 from perdure.authoring.dataflow.plan import STATUS, Absent, Gate, Mapped, Node, Question
 from perdure.authoring.dataflow.values import Value
-from perdure.authoring.flow.components import Component, Components, NoComponent, made_of
+from perdure.authoring.flow.components import PROVIDED, Component, Components, NoComponent, made_of
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
 from perdure.authoring.flow.format import (
     FINALLY,
@@ -432,13 +433,10 @@ class Compiler:
             add(step.mark, "F002", f"{step.use.value} is not tried again: it has no `retry`")
         if component.kind in ("sleep", "child") and step.timeout is not None:
             add(step.mark, "F002", f"{step.use.value} has no `timeout`; give it to steps")
+        if step.queue is not None and (spec is None or step.use.value in PROVIDED):
+            add(step.queue.mark, "F002", f"queue is for functions, which its workers have; {step.use.value} is none")
         if spec is not None:
-            changes: dict[str, Any] = {"name": step.id}
-            if step.retry is not None:
-                changes["retry"] = step.retry
-            if step.timeout is not None:
-                changes["timeout"] = step.timeout
-            spec = dataclasses.replace(spec, **changes)
+            spec = self._with_options(spec, step)
             try:
                 spec = with_secrets(spec, secrets) if secrets else spec
             except UsageError as error:
@@ -451,6 +449,16 @@ class Compiler:
             return Node(step.id, "timer", where=where)
         question = self._question(step, component)
         return None if question is None else Node(step.id, "wait", where=where, question=question, function=_nothing)
+
+    def _with_options(self, spec: StepSpec, step: StepDef) -> StepSpec:
+        queue = step.queue.value if step.queue is not None else None
+        try:
+            made = Step[..., Any](spec).options(retry=step.retry, timeout=step.timeout, queue=queue).spec
+        except UsageError as error:
+            self._problems.add(step.mark if step.queue is None else step.queue.mark, "F002", str(error))
+            return spec
+        # What workers of a queue run has the name by which they know it.
+        return made if made.queue else dataclasses.replace(made, name=step.id)
 
     def _question(self, step: StepDef, component: Component) -> Question | None:
         """What a signal or an approval waits for; what it is called, and who answers, is known beforehand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -13,9 +14,10 @@ import msgspec
 from perdure.authoring.code.step import Step, step
 from perdure.authoring.flow.children import DynamicFlow, NamedFlow
 from perdure.config import Flows
-from perdure.errors import FlowInvalid
+from perdure.errors import FlowInvalid, InvalidName, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
+from perdure.kernel.ids import check_name
 from perdure.kernel.program import Program
 
 if TYPE_CHECKING:
@@ -84,8 +86,10 @@ class Components:
             return self._of_python(rest)
         if colon and scheme == "flow":
             return self._of_flow(rest)
+        if colon and scheme == "queue":
+            return _of_queue(rest)
         if colon:
-            hint = did_you_mean(scheme, ("python", "flow"))
+            hint = did_you_mean(scheme, ("python", "flow", "queue"))
             raise NoComponent("F020", f"there is no kind of component {scheme + ':'!r}; {hint}")
         if use in self._given:
             return made_of(self._given[use], use)
@@ -116,7 +120,7 @@ class Components:
 
     def names(self) -> list[str]:
         """The components that have a name of their own."""
-        return sorted({*self._given, *OWN, "flow", "http", "shell", *(point.name for point in _installed())})
+        return sorted({*self._given, *PROVIDED, *(point.name for point in _installed())})
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
@@ -186,6 +190,23 @@ def made_of(function: Any, name: str) -> Component:
     return Component("step", tuple(found), spec, about=about)
 
 
+def _of_queue(path: str) -> Component:
+    """A step that workers have which serve a queue."""
+    queue, _, name = path.partition("/")
+    try:
+        for part, what in ((queue, "the name of a queue"), (name, "the name of a step")):
+            check_name(part, what)
+    except InvalidName:
+        raise NoComponent("F020", f"queue:{path} is no step of a queue; write queue:name/step") from None
+
+    async def elsewhere(**given: Any) -> Any:
+        raise UsageError(f"{name} is executed by the workers of the queue {queue}")
+
+    made = made_of(elsewhere, name)
+    assert made.spec is not None
+    return msgspec.structs.replace(made, spec=dataclasses.replace(made.spec, name=name, queue=queue))
+
+
 def of_program(program: Program) -> Component:
     """A program as a component: its runs are children."""
     names = [name.lstrip("*=") for name, _ in program.types]
@@ -216,3 +237,5 @@ OWN: Mapping[str, Component] = {
         "value", None, made_of(_value, "value").spec, about="What `with` holds, of whatever type, is the result."
     ),
 }
+# The components that perdure has itself.
+PROVIDED = (*OWN, "flow", "http", "shell")

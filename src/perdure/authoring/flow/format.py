@@ -104,6 +104,7 @@ class StepDef(msgspec.Struct, frozen=True):
     # Whether it runs also where nothing needs it.
     must_run: bool
     repeat: RepeatDef | None
+    queue: Item | None
 
 
 class JobDef(msgspec.Struct, frozen=True):
@@ -175,7 +176,7 @@ FLOW_KEYS = {
 }
 STEP_KEYS = {
     "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
-    "use": "The component: python:module.function, flow:./other.yaml, flow:name, http, shell, value, sleep and others.",
+    "use": "The component: python:module.function, flow:./other.yaml, flow:name, queue:name/step, http, and others.",
     "with": "The arguments of the component.",
     "when": "An expression; the step is skipped where it is false.",
     "needs": "Steps that must have succeeded before; what expressions refer to is needed anyway.",
@@ -187,6 +188,7 @@ STEP_KEYS = {
     "map": "Runs the step once for each item of a list.",
     "repeat": "Runs the step again until an expression holds, in which `last` is its result.",
     "lock": "A lock that the step holds while it runs, with all of its attempts; no two runs hold it at once.",
+    "queue": "The queue whose workers run the step: a function that they have, as in Engine(steps=[function]).",
     "must_run": "With `execution: lazy`, the step runs also if the output does not need it.",
     "on_no_data": "In a job, `skip_job`: after the result {status: no_data} the rest of the job is skipped.",
     "description": "What the step is for.",
@@ -454,6 +456,7 @@ class _Reader:
             "skips_job": self._get(item, "on_no_data", self._no_data) or False,
             "must_run": self._get(item, "must_run", self._flag) or False,
             "repeat": self._get(item, "repeat", self._repeat),
+            "queue": self._get(item, "queue", lambda one: one if self._text(one) is not None else None),
         }
         if id is None or use is None:
             return None
@@ -741,6 +744,7 @@ def schema() -> dict[str, Any]:
         "lock": lock,
         "on_no_data": {"enum": ["skip_job"]},
         "must_run": {"type": "boolean"},
+        "queue": {"type": "string", "minLength": 1},
         "repeat": _object({"until": {}, "max": {"type": "integer", "minimum": 1}}, ("until",)),
         "description": text,
     }
