@@ -156,3 +156,82 @@ async def test_a_step_runs_where_its_queue_is_served(tmp_path: Path) -> None:
         "10:18 error F020 there is no kind of component 'queu:'; did you mean 'queue'?",
         "10:43 error F002 this is to be text, and is a number; write it in quotes",
     ]
+
+
+# --- what runs instead ----------------------------------------------------------------------------------------------
+
+BOOK = """
+inputs: {ok: {type: boolean, default: false}, local: {type: boolean, default: true}}
+steps:
+  - {id: name, use: value, with: desk}
+  - id: book
+    use: remote
+    with: {ok: "${{ input.ok }}"}
+    retry: {attempts: 2, initial: 0}
+    on_error: {use: remote, with: {ok: "${{ input.local }}", name: "${{ steps.name }}"}}
+  - {id: told, use: value, with: "booked at ${{ steps.book }}"}
+  - {id: later, use: value, with: 1, after: [book], needs: [book]}
+output: {told: "${{ steps.told }}", later: "${{ steps.later }}"}
+"""
+
+
+async def test_another_component_runs_instead_of_a_step_that_fails(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def remote(ok: bool, name: str = "remote") -> str:
+        calls.append(name)
+        if not ok:
+            raise ConnectionError(f"{name} is away")
+        return name
+
+    flow = flow_of(tmp_path, BOOK, components={"remote": remote})
+    assert (await run(flow, ok=True)).output == {"told": "booked at remote", "later": 1}
+    assert calls == ["remote"]
+    calls.clear()
+    ran = await run(flow)
+    assert ran.output == {"told": "booked at desk", "later": 1}
+    assert calls == ["remote", "remote", "desk"]
+    assert ran.paths("failed") == ["book:0"]
+    assert "book.on_error:0" in ran.paths()
+    ran = await run(flow, local=False)
+    assert "desk is away" in str(ran.result.error)
+    assert {"told:0", "later:0"} <= set(ran.paths("blocked"))
+    # In a loop, it is decided anew in each round.
+    loop = """
+    steps:
+      - id: a
+        use: remote
+        with: {ok: "${{ last is defined }}", name: "${{ last | default('first') }}"}
+        repeat: {until: "${{ last == 'other' }}", max: 3}
+        on_error: {use: value, with: second}
+    """
+    ran = await run(flow_of(tmp_path, loop.replace("other", "second"), components={"remote": remote}))
+    assert ran.output == {"a": "second"}
+    job = """
+    jobs:
+      - id: j
+        steps:
+          - {id: a, use: remote, with: {ok: false}, on_error: {use: value, with: 1}}
+          - {id: b, use: value, with: 2}
+    output: {a: "${{ jobs.j.a }}", b: "${{ jobs.j.b }}"}
+    """
+    assert (await run(flow_of(tmp_path, job, components={"remote": remote}))).output == {"a": 1, "b": 2}
+
+
+def test_what_is_wrong_with_on_error(tmp_path: Path) -> None:
+    text = """
+    steps:
+      - {id: a, use: value, on_error: {use: valu, value: 1}}
+      - {id: b, use: value, on_error: {use: sleep}}
+      - {id: c, use: value, on_error: {use: value, with: "${{ steps.d }}"}}
+      - {id: d, use: value, with: "${{ steps.c }}"}
+      - {id: e, use: value, on_error: none}
+      - {id: f, use: value, on_error: {use: 1}}
+    """
+    assert problems_of(tmp_path, text) == [
+        "4:47 error F005 on_error with `use` has no key 'value'; there is use, with",
+        "5:41 error F022 sleep needs 'for'",
+        "6:10 error F016 these steps wait for each other: c → d → c",
+        "8:35 error F002 this is one of fail, skip, {value: ...} or {use: ..., with: ...}; there is fail, skip",
+        "9:41 error F002 use names a component, as in `use: http`; this is a number",
+    ]

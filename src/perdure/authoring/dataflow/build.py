@@ -77,6 +77,8 @@ class Draft(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     # What its value is made of where it fails.
     otherwise: Wanted | None = None
+    # The node that it runs instead of, if that fails; it makes the value of that node.
+    instead: str = ""
     # The key of its lock, with its ttl and how long it is waited for.
     lock: tuple[Wanted, float, float | None] | None = None
 
@@ -244,7 +246,7 @@ class _Builder:
                     continue
                 if made.name in own:
                     self._problem(draft.node.where, f"{draft.node.name!r} makes the value {made.name!r} twice")
-                elif named != number:
+                elif named != number and made.name != draft.instead:
                     self._problem(
                         draft.node.where,
                         f"{draft.node.name!r} makes the value {made.name!r}, which is the name of another node, at "
@@ -409,7 +411,7 @@ class _Builder:
             return
         guards = self._guards()
         for name, makers in several.items():
-            clash = _clash([number for number, _ in makers], guards)
+            clash = _clash([number for number, _ in makers if not self._drafts[number].instead], guards)
             if clash is None:
                 continue
             weak = any(made.weak for _, made in makers)
@@ -488,6 +490,7 @@ class _Builder:
             gate=gate,
             gates=tuple(one for one in dict.fromkeys(self._gates[number]) if one not in back),
             after=tuple(self._after[number]),
+            instead=self._numbers.get(draft.instead),
             otherwise=None if draft.otherwise is None else self._argument(number, draft.otherwise).source,
             lock=None if draft.lock is None else Lock(self._argument(number, draft.lock[0]).source, *draft.lock[1:]),
         )

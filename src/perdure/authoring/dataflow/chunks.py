@@ -24,7 +24,7 @@ class ChunkExecution(DataflowExecution):
             Argument(one.name, Input(one.name), one.required, one.keyword, one.type) for one in node.arguments
         )
         alone = msgspec.structs.replace(
-            node, arguments=arguments, when=None, gates=(), after=(), on_error="fail", otherwise=None
+            node, arguments=arguments, when=None, gates=(), after=(), on_error="fail", otherwise=None, instead=None
         )
         plan = Plan(
             (alone,),

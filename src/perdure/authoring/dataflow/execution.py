@@ -149,6 +149,8 @@ class DataflowExecution:
         self._readers = list(self._all_readers)
         # What gates chose in this round, and why nodes did not run in it.
         self._chosen: dict[int, frozenset[int]] = {}
+        # Nodes that failed in this round, and others run instead of.
+        self._caught: frozenset[int] = frozenset()
         self._reasons: dict[int, str] = {}
         # By region: how many nodes and loops in it have not ended, and the rounds before this one.
         self._left = [len(region.nodes) + len(region.inner) for region in plan.regions]
@@ -396,6 +398,11 @@ class DataflowExecution:
         op = self._op_of(node, self._turns[number])
         self._turns[number] += 1
         if node.gates and not self._is_chosen(node, number, op):
+            return
+        if node.instead is not None and node.instead not in self._caught:
+            for producer in self._plan.reads[number]:
+                self._readers[producer] -= 1
+            self._skipped(number, op, f"{self._op(node.instead)} did not fail")
             return
         if self._no_data >= 0:
             self._not_run(number, op, SKIPPED, self._op(self._no_data), self._why_no_data())
@@ -925,8 +932,10 @@ class DataflowExecution:
         node = self._plan.nodes[number]
         if self._locks:
             self._unlock(number)
-        if node.on_error == "skip":
-            self._skipped(number, self._op(number), f"{self._op(number)} failed, and its on_error skips it")
+        if node.on_error == "instead":
+            self._caught |= {number}
+        if node.on_error != "fail":
+            self._skipped(number, self._op(number), f"{self._op(number)} failed, and its on_error says what follows")
             return
         if node.otherwise is not None:
             try:
@@ -991,6 +1000,8 @@ class DataflowExecution:
 
     def _next_round(self, number: int) -> None:
         region = self._plan.regions[number]
+        if self._caught:
+            self._caught -= {node for node, _ in region.body}
         for node, unmet in region.body:
             self._status[node], self._unmet[node], self._values[node] = WAITING, unmet, None
             self._readers[node] = self._all_readers[node]

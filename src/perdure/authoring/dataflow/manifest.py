@@ -87,9 +87,11 @@ class StoredNode(msgspec.Struct, frozen=True, omit_defaults=True):
     on_error: OnError = "fail"
     tolerate: float | None = None
     program: Manifest | None = None
-    # What follows a failure of it: nothing, "skip" or "value".
+    # What follows a failure of it: nothing, "skip", "value" or "instead".
     otherwise: str = ""
     skips_rest: bool = False
+    # The node that it runs instead of.
+    instead: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -187,8 +189,9 @@ def _stored_node(node: Node, names: _Names) -> StoredNode:
         mapped.on_error,
         mapped.tolerate,
         inner,
-        "skip" if node.on_error == "skip" else "" if node.otherwise is None else "value",
+        node.on_error if node.on_error != "fail" else "" if node.otherwise is None else "value",
         node.skips_rest,
+        "" if node.instead is None else names.all((node.instead,))[0],
     )
 
 
@@ -276,7 +279,8 @@ def _node(node: StoredNode, numbers: Mapping[str, int]) -> Node:
         mapped=Mapped(node.over, node.limit, node.on_error, node.tolerate) if node.over else None,
         gates=tuple(numbers[one] for one in node.gates),
         after=tuple(numbers[one] for one in node.after),
-        on_error="skip" if node.otherwise == "skip" else "fail",
+        on_error="skip" if node.otherwise == "skip" else "instead" if node.otherwise == "instead" else "fail",
+        instead=numbers[node.instead] if node.instead else None,
         otherwise=Const(None) if node.otherwise == "value" else None,
         skips_rest=node.skips_rest,
     )

@@ -180,9 +180,11 @@ class Node(msgspec.Struct, frozen=True):
     # The gates that have it as a target, except for those that lead back to it; and the nodes that it only comes after.
     gates: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    # What follows a failure of the node: it fails, is skipped, or has this value in place of its own.
-    on_error: Literal["fail", "skip"] = "fail"
+    # What follows a failure of the node: it fails, is skipped, has this value in place of its own, or another node
+    # runs `instead` of it.
+    on_error: Literal["fail", "skip", "instead"] = "fail"
     otherwise: Source | None = None
+    instead: int | None = None
     lock: Lock | None = None
     # Whether what has not begun is skipped, and the program has no result, if it returns {"status": "no_data"}.
     skips_rest: bool = False

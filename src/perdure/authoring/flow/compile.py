@@ -23,6 +23,7 @@ from perdure.authoring.flow.format import (
     JobDef,
     LockDef,
     MapDef,
+    OtherDef,
     RepeatDef,
     StepDef,
     VariableDef,
@@ -48,6 +49,8 @@ INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
 VARIABLES = "vars"
 # What follows the id of a step that is repeated in the name of the gate that leads back to it.
 UNTIL = ".until"
+# And in the name of what runs if it fails.
+ON_ERROR = ".on_error"
 ROOTS = ("input", "steps", "jobs", "vars", "run", "secrets")
 # Of a run, what is no part of RUN.
 _RUN = {"workspace": WORKSPACE, "status": STATUS}
@@ -331,6 +334,13 @@ class Compiler:
                 found.append(msgspec.structs.replace(draft, after=tuple(dict.fromkeys((*draft.after, *previous)))))
             if draft is not None and draft.node.max_rounds and step.repeat is not None:
                 found.append(self._until(step, step.repeat))
+            if draft is not None and isinstance(step.on_error, OtherDef) and (other := self._instead(step)) is not None:
+                found.append(other)
+        # What comes after a step comes after what runs instead of it, too.
+        others = {draft.instead: draft.node.name for draft in found if draft.instead}
+        for number, draft in enumerate(found if others else ()):
+            behind = () if draft.instead else tuple(others[id] for id in draft.after if id in others)
+            found[number] = msgspec.structs.replace(draft, after=(*draft.after, *behind))
         return found
 
     def _known_before(
@@ -378,8 +388,8 @@ class Compiler:
             node = msgspec.structs.replace(
                 node, mapped=Mapped(columns, step.map.limit, step.map.on_error, step.map.tolerate, NO_CHUNKS)
             )
-        if step.on_error == "skip":
-            node = msgspec.structs.replace(node, on_error="skip")
+        if step.on_error == "skip" or isinstance(step.on_error, OtherDef):
+            node = msgspec.structs.replace(node, on_error="skip" if step.on_error == "skip" else "instead")
         if step.repeat is not None and not mocked:
             node = msgspec.structs.replace(node, max_rounds=step.repeat.most)
         if step.skips_job:
@@ -393,6 +403,31 @@ class Compiler:
             otherwise=otherwise,
             lock=lock,
         )
+
+    def _instead(self, step: StepDef) -> Draft | None:
+        """What runs if a step fails, and makes its value."""
+        assert isinstance(step.on_error, OtherDef)
+        keys = ("when", "retry", "timeout", "on_timeout", "map", "lock", "repeat", "queue")
+        nothing: dict[str, Any] = dict.fromkeys(keys)
+        id = step.id + ON_ERROR
+        other = msgspec.structs.replace(
+            step,
+            id=id,
+            use=step.on_error.use,
+            arguments=step.on_error.arguments,
+            needs=(),
+            after=(),
+            on_error="fail",
+            skips_job=False,
+            must_run=False,
+            **nothing,
+        )
+        draft = self._draft(other)
+        # As far as the order is concerned, both are one.
+        self._before[step.id] += self._before.pop(id)
+        if draft is None:
+            return None
+        return msgspec.structs.replace(draft, makes=(Made(step.id),), after=(step.id,), instead=step.id)
 
     def _until(self, step: StepDef, repeat: RepeatDef) -> Draft:
         """The gate that leads back to a step until its condition holds."""
@@ -705,7 +740,7 @@ def _values(drafts: Iterable[Draft], made: Iterable[Wanted]) -> set[str]:
 
 def _owner(draft: Draft) -> str:
     """The step that a node is, or belongs to."""
-    return draft.node.name.removesuffix(UNTIL)
+    return draft.node.name.removesuffix(UNTIL).removesuffix(ON_ERROR)
 
 
 def _loops(drafts: Iterable[Draft]) -> tuple[str, ...]:

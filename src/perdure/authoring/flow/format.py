@@ -65,6 +65,13 @@ class RepeatDef(msgspec.Struct, frozen=True):
     most: int
 
 
+class OtherDef(msgspec.Struct, frozen=True):
+    """What runs in place of a step that failed."""
+
+    use: Item
+    arguments: Item | None
+
+
 class LockDef(msgspec.Struct, frozen=True):
     """The lock that a step or a job holds while it runs; `wait` is how long it waits for it at most."""
 
@@ -93,8 +100,8 @@ class StepDef(msgspec.Struct, frozen=True):
     after: tuple[tuple[str, Mark], ...]
     retry: Retry | None
     timeout: float | None
-    # "fail", "skip", or the value in place of the result.
-    on_error: str | Item
+    # "fail", "skip", the value in place of the result, or what makes that.
+    on_error: str | Item | OtherDef
     # The value after a timeout of a wait.
     on_timeout: Item | None
     map: MapDef | None
@@ -183,7 +190,7 @@ STEP_KEYS = {
     "after": "Steps that must have ended before, however they did.",
     "retry": "How often the step is tried, and how long it waits in between.",
     "timeout": "How long an attempt may take, or a wait: 30s, 5m, 3d.",
-    "on_error": "What follows the last failure: fail, skip, or {value: ...} in place of the result.",
+    "on_error": "What follows the last failure: fail, skip, or in place of the result {value: ...} or {use:, with:}.",
     "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
     "map": "Runs the step once for each item of a list.",
     "repeat": "Runs the step again until an expression holds, in which `last` is its result.",
@@ -437,10 +444,7 @@ class _Reader:
         self._keys(item, STEP_KEYS, "a step", ("id", "use"))
         value = item.value
         id = self._get(item, "id", self._name)
-        use = value.get("use")
-        if use is not None and not (isinstance(use.value, str) and use.value):
-            self._problems.add(use.mark, "F002", f"use names a component, as in `use: http`; this is {kind_of(use)}")
-            use = None
+        use = self._get(item, "use", self._component)
         if id is not None:
             self._take_id(id, value["id"].mark)
         self._get(item, "description", self._text)
@@ -463,6 +467,12 @@ class _Reader:
         return StepDef(
             id=id, mark=value["id"].mark, use=use, arguments=value.get("with"), when=value.get("when"), **found
         )
+
+    def _component(self, item: Item) -> Item | None:
+        if isinstance(item.value, str) and item.value:
+            return item
+        self._problems.add(item.mark, "F002", f"use names a component, as in `use: http`; this is {kind_of(item)}")
+        return None
 
     def _take_id(self, id: str, mark: Mark, what: str = "step") -> None:
         if id in RESERVED:
@@ -514,10 +524,14 @@ class _Reader:
         self._problems.add(item.mark, "F002", "tolerate is how many items may fail: a number, or a share such as 1%")
         return None
 
-    def _on_error(self, item: Item) -> str | Item | None:
+    def _on_error(self, item: Item) -> str | Item | OtherDef | None:
+        if isinstance(item.value, dict) and "use" in item.value:
+            right = self._keys(item, ("use", "with"), "on_error with `use`")
+            use = self._component(item.value["use"])
+            return OtherDef(use, item.value.get("with")) if right and use is not None else None
         if isinstance(item.value, dict):
             return self._value_in(item, "on_error")
-        found: str | None = self._one_of(item, ("fail", "skip"), " or {value: ...}")
+        found: str | None = self._one_of(item, ("fail", "skip"), ", {value: ...} or {use: ..., with: ...}")
         return found
 
     def _on_timeout(self, item: Item) -> Item | None:
@@ -729,16 +743,17 @@ def schema() -> dict[str, Any]:
     held: dict[str, Any] = {"key": text, "ttl": length, "wait": length}
     lock = {"anyOf": [text, _object(held, ("key",))]}
     variable: dict[str, Any] = {"default": {}, "env": name, "secret": name, "description": text}
+    used: dict[str, Any] = {"type": "string", "minLength": 1}
     step: dict[str, Any] = {
         "id": {**name, "not": {"enum": sorted(RESERVED)}},
-        "use": {"type": "string", "minLength": 1},
+        "use": used,
         "with": {},
         "when": {},
         "needs": ids,
         "after": ids,
         "retry": {"anyOf": [{"type": "integer", "minimum": 1}, _object(retry)]},
         "timeout": length,
-        "on_error": {"anyOf": [{"enum": ["fail", "skip"]}, value]},
+        "on_error": {"anyOf": [{"enum": ["fail", "skip"]}, value, _object({"use": used, "with": {}}, ("use",))]},
         "on_timeout": value,
         "map": _object(mapped, ("over",)),
         "lock": lock,

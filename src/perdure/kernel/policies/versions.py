@@ -174,13 +174,13 @@ class Programs(Mapping[str, "Program"]):
         A run that was started by name only has no version, and gets the newest. Raises UnknownProgram or
         UnknownVersion.
         """
-        if name.endswith(BATCH):
-            return self.find(name.removesuffix(BATCH), version).batch()
         if self._unloaded:
             self._load(name)
         versions = self._versions.get(name, {})
         if version in versions:
             return versions[version]
+        if name.endswith(BATCH):
+            return self.find(name.removesuffix(BATCH), version).batch()
         if (missing := self.missing(name, version)) is not None:
             raise missing
         if not version and name in self.defined and name in self._newest:
