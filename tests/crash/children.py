@@ -16,8 +16,9 @@ from perdure import Accepted, Duplicate, Engine, Queue, Recovery, RunHandle, Sto
 from perdure.kernel.program import Program
 from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
+from perdure.ports.store import Store
 from perdure.stores.sqlite.store import SqliteStore
-from tests.crash import graphs, programs
+from tests.crash import flows, graphs, programs
 from tests.crash.disk import Disk, put_back
 from tests.crash.failpoints import Failpoint, any_store_with, die, store_with
 from tests.patience import PATIENCE
@@ -110,6 +111,31 @@ def graph_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) 
         async with Engine(any_store_with(failpoint, url), [graphs.journey], name=f"engine-{id}") as engine:
             await engine.run(graphs.journey(n=1), id=id)
             result = await engine.run(graphs.journey, answers={"approve": 5}, id=id)
+        return {"output": result.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def flow(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a flow with jobs to its end and answer what it asks, unless the failpoint comes first."""
+    failpoint = Failpoint(at, after)
+    return _flow(store_with(failpoint, db), failpoint, effects, "flow")
+
+
+def flow_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """As `flow`, under that id in a store of any kind. Each id has an engine of its own."""
+    failpoint = Failpoint(at, after)
+    return _flow(any_store_with(failpoint, url), failpoint, effects, id)
+
+
+def _flow(store: Store, failpoint: Failpoint, effects: str, id: str) -> dict[str, Any]:
+    programs.log_effects(effects)
+    program = flows.nightly(Path(effects).parent)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store, [program], name=f"engine-{id}") as engine:
+            await engine.run(program(rows=flows.ROWS), id=id)
+            result = await engine.run(program, answers={"book": True}, id=id)
         return {"output": result.output, "commits": failpoint.commits}
 
     return asyncio.run(main())

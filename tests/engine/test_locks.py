@@ -11,6 +11,7 @@ import pytest
 
 from perdure import (
     Engine,
+    HeldBy,
     InvalidLock,
     LockTimeout,
     RunStatus,
@@ -209,6 +210,28 @@ async def test_a_run_that_is_ended_by_another_process_gives_its_lock_back(tmp_pa
         other = await client.start(gated("never"), id="r", reuse="terminate_running", delay=3600)
         await until(lambda: free(engine))
         assert await other.status() is RunStatus.QUEUED
+
+
+async def test_a_lock_that_a_dead_owner_had_recorded_as_free_is_released_by_the_next_one(tmp_path: Path) -> None:
+    @workflow
+    async def twice() -> None:
+        async with lock("room", ttl=86_400):
+            await work("first")
+        await wait_for("never")
+        async with lock("room", ttl=86_400):
+            await work("second")
+
+    url = f"sqlite:///{tmp_path / 'locks.db'}"
+    recorded = Recorded()
+    async with Engine(url, [twice], on_commit=recorded, recovery=AT_ONCE) as engine:
+        run = await engine.start(twice(), id="r")
+        await recorded.until(lambda event: isinstance(event, ValueRecorded) and event.kind == "unlock")
+        await until(lambda: free(engine))
+    async with connect(url) as client:
+        # As if the process had died before it released the lease.
+        assert not isinstance(await client.locks.acquire("room", f"{run.run_id}/lock:0", ttl=86_400), HeldBy)
+    async with Engine(url, [twice], recovery=AT_ONCE) as engine:
+        await until(lambda: free(engine))
 
 
 @pytest.mark.parametrize("durability", ["relaxed", "async", "exit", "every(5)", "manual"])

@@ -232,6 +232,15 @@ class Locker:
         """Release a lock in the background."""
         self._spawn(self.release(hold))
 
+    def release_left(self, key: str, owner: str) -> None:
+        """Release in the background a lock that an owner may have left when its process died."""
+        self._spawn(self._release_left(key, owner))
+
+    async def _release_left(self, key: str, owner: str) -> None:
+        with suppress(NotOwner, StoreUnavailable):
+            await self._leases.release(lease_key(key), owner)
+            self._wake(key)
+
     def changed(self, key: str) -> None:
         """A lock was released or taken away from its holder here by a caller: wake its waiters at once."""
         hold = self._holds.get(key)

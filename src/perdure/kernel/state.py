@@ -214,6 +214,7 @@ class RunState:
         "epoch",
         "finished",
         "finished_at",
+        "freed",
         "has_external_event",
         "held",
         "inbox",
@@ -280,6 +281,8 @@ class RunState:
         self.locks: dict[str, HeldLock] = {}
         self.lock_waits: dict[str, HeldLock] = {}
         self.uses_locks = False
+        # By key: the op that released a lock last, and the epoch of its owner, which may have died before it did so.
+        self.freed: dict[str, tuple[str, int]] | None = None
         # Whether a client has appended an event that the owner has not processed yet.
         self.has_external_event = False
         self.values: dict[str, Raw] = {}
@@ -598,8 +601,13 @@ class RunState:
         if child.parent in self.children:
             self.children[child.parent].ops.pop(event.op, None)
         for op in [op for op in self.locks if op.startswith(f"{event.op}/")]:
-            del self.locks[op]
+            self._free(op, self.locks.pop(op))
             self._moved(op, -1, 0)
+
+    def _free(self, op: str, lock: HeldLock) -> None:
+        if self.freed is None:
+            self.freed = {}
+        self.freed[lock.key] = op, self.epoch
 
     def _moved(self, op: str, running: int, waiting: int) -> None:
         """Count what is under way and what waits in the children that an op is in; some begin or cease to wait.
@@ -650,8 +658,12 @@ class RunState:
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
         if event.kind == "unlock":
-            if self.locks.pop(unlocked(event.op), None) is not None and self.children:
-                self._moved(event.op, -1, 0)
+            op = unlocked(event.op)
+            lock = self.locks.pop(op, None)
+            if lock is not None:
+                self._free(op, lock)
+                if self.children:
+                    self._moved(event.op, -1, 0)
         elif event.kind == "lock" and event.op in self.locks:
             token: int = msgspec.json.decode(event.value)
             self.locks[event.op] = msgspec.structs.replace(self.locks[event.op], token=token)

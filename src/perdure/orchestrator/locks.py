@@ -30,6 +30,9 @@ from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Journal, append_one
 
+# A new owner may claim a run twice; of how many claims before the last one locks may be left.
+FORMER = 2
+
 
 class RunLocks:
     """What the runs of one orchestrator hold and wait for.
@@ -89,6 +92,10 @@ class RunLocks:
         for op in {*self._holds.get(run_id, ()), *self._waits.get(run_id, ())}:
             if op not in state.locks and op not in state.lock_waits:
                 self._give_up(run_id, op)
+        for key, (op, epoch) in (state.freed or {}).items():
+            # Its last owner may have died after it recorded that the lock is free.
+            if state.epoch - FORMER <= epoch < state.epoch:
+                self._locker.release_left(key, step_key(run_id, op))
         for op, asked in state.lock_waits.items():
             # It may have taken the lock just before its last owner died.
             self._want(run_id, op, asked, again=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
+from perdure.kernel.program import Program
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.residency import PARKED_HERE, EntryRequest
@@ -132,6 +133,17 @@ def parks_unknown(orchestrator: Orchestrator) -> bool:
     return orchestrator.serves is None and not all(name.startswith(BUILT_IN) for name in orchestrator.programs)
 
 
+def _names_inside(programs: Iterable[Program]) -> set[str]:
+    """The names of the programs that run as parts of graphs and flows, at any depth."""
+    found, work = set[str](), list(programs)
+    while work:
+        program = work.pop()
+        inner = [one for one in program.children() if one.name not in found] if program.decides else []
+        found.update(one.name for one in inner)
+        work += inner
+    return found
+
+
 async def warn_of_unknown(orchestrator: Orchestrator) -> None:
     """Log which programs have unfinished runs and were not given to this engine."""
     if orchestrator.serves is not None:
@@ -140,6 +152,8 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> None:
     programs = orchestrator.programs
     known = {*programs, *programs.defined}
     unknown = [name for name in found if name not in known and not name.startswith(REMOTE)]
+    inside = _names_inside(programs.values()) if unknown else ()
+    unknown = [name for name in unknown if name not in inside]
     for program in unknown[:WARNINGS]:
         log.warning(
             "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
