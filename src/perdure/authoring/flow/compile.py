@@ -486,14 +486,17 @@ class Compiler:
         return None if question is None else Node(step.id, "wait", where=where, question=question, function=_nothing)
 
     def _with_options(self, spec: StepSpec, step: StepDef) -> StepSpec:
+        if step.queue is None and not spec.queue:
+            policy = {"retry": step.retry, "timeout": step.timeout}
+            given = {key: value for key, value in policy.items() if value is not None}
+            return dataclasses.replace(spec, name=step.id, **given)
+        # What workers of a queue run keeps the name by which they know it.
         queue = step.queue.value if step.queue is not None else None
         try:
-            made = Step[..., Any](spec).options(retry=step.retry, timeout=step.timeout, queue=queue).spec
+            return Step[..., Any](spec).options(retry=step.retry, timeout=step.timeout, queue=queue).spec
         except UsageError as error:
             self._problems.add(step.mark if step.queue is None else step.queue.mark, "F002", str(error))
             return spec
-        # What workers of a queue run has the name by which they know it.
-        return made if made.queue else dataclasses.replace(made, name=step.id)
 
     def _question(self, step: StepDef, component: Component) -> Question | None:
         """What a signal or an approval waits for; what it is called, and who answers, is known beforehand."""

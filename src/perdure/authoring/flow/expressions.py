@@ -73,6 +73,9 @@ FILTERS = frozenset(
 )
 FUNCTIONS = frozenset({"range"})
 KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None"])
+# A reference by names alone, and what an expression must have to hold a `}}` that does not end it.
+_PLAIN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)\s*")
+_NESTED = re.compile(r"[{'\"]")
 _TOKEN = re.compile(
     r"""(?P<blank>\s+)|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"""
     r"""|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%~<>=|.,:(){}\[\]])""",
@@ -130,6 +133,11 @@ class Expression:
         if len(text) > MOST_TEXT:
             raise Wrong("F010", 0, f"an expression has at most {MOST_TEXT} characters; let a step compute it")
         self.text = text
+        if (plain := _PLAIN.fullmatch(text)) is not None and KEYWORDS.isdisjoint(parts := plain[1].split(".")):
+            # Most are nothing but a reference, and need not be parsed.
+            self.references = [Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1])]
+            self._made, self._products, self.lone = "_0", [], True
+            return
         tokens = _tokens(text)
         _check_syntax(text)
         _check_names(tokens)
@@ -203,6 +211,9 @@ def encode(value: Any) -> bytes:
 
 def find_end(text: str, at: int) -> int:
     """Where the expression ends that begins at a place, before its `}}`; -1 if it does not end."""
+    end = text.find("}}", at)
+    if end < 0 or _NESTED.search(text, at, end) is None:
+        return end  # there is nothing in it that could hold a `}}`
     depth = 0
     while at < len(text):
         if not depth and text.startswith("}}", at):
