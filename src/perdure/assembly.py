@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import shlex
@@ -38,7 +39,7 @@ from perdure.errors import PerdureError, UsageError
 from perdure.gateway import LocalGateway
 from perdure.inherited import check_main
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.ids import BATCH, BUILT_IN
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue, check_queue
@@ -76,6 +77,8 @@ log = logging.getLogger("perdure")
 DEFAULT_STORE = "sqlite:///perdure.db"
 # Stores of one machine, which knows which of its processes are dead.
 EMBEDDED = ("sqlite:", "file:", "memory:")
+# How many names of runs are looked up at once among the stored definitions.
+LOOKED_UP_AT_ONCE = 100
 
 
 class Engine(Client):
@@ -180,12 +183,13 @@ class Engine(Client):
         self._commits: Observers[tuple[str, Append]] | None = None
         self._retention = retention
         self._declared = _declared(schedules)
-        self._noted_definitions: float | None = None
         self._on_complete = check_on_complete(on_complete)
         self._completions: Observers[RunRow] | None = None
         self._orchestrator: Orchestrator | None = None
         self._membership: Membership | None = None
         self._service: Service | None = None
+        # Names of unfinished runs whose definitions are not stored, and when they were looked up.
+        self._not_stored: dict[str, float] = {}
         # Set when another process has been started under our name, and nothing is advanced here any more.
         self.superseded = asyncio.Event()
 
@@ -232,17 +236,28 @@ class Engine(Client):
                 await self._definitions.keep(program)
         await self._note_definitions()
 
-    async def _note_definitions(self) -> None:
-        """Continue runs of programs that were stored since, too."""
-        now, since = self.clock.now(), self._noted_definitions
-        found = set(await self._definitions.names(since)) - self._programs.defined - set(self._programs)
-        # Clocks of other processes may be behind.
-        self._noted_definitions = now - 300
-        if found:
-            self._programs.defined |= found
-            if self._service is not None:
-                self._describe()
-                self._service.register()
+    async def _note_definitions(self) -> bool:
+        """Continue runs of programs that were stored since, too. Whether there are runs of others, that may be yet."""
+        programs, now, looked = self._programs, self.clock.now(), self._not_stored
+        names = {name.removesuffix(BATCH) for name in await self.store.runs.programs()}
+        unknown = {
+            name
+            for name in names
+            if not name.startswith(BUILT_IN) and name not in programs and name not in programs.defined
+        }
+        self._not_stored = {name: at for name, at in looked.items() if name in unknown}
+        longest_ago = sorted(unknown, key=lambda name: looked.get(name, -math.inf))[:LOOKED_UP_AT_ONCE]
+        for name in longest_ago:
+            if now - looked.get(name, -math.inf) < self._recovery.check_interval:
+                break
+            self._not_stored[name] = now
+            if await self._definitions.has(name):
+                del self._not_stored[name]
+                programs.defined.add(name)
+        if not unknown.isdisjoint(programs.defined) and self._service is not None:
+            self._describe()
+            self._service.register()
+        return bool(self._not_stored)
 
     def _describe(self) -> None:
         """Have registered what this engine has, as it is then."""
@@ -362,7 +377,7 @@ class Engine(Client):
         if self._retention is not None and look:
             pruner = Pruner(self._retention, self._base.leases, self.name, self._retain)
             self._service.repeat(pruner, first=pruner.first, interval=self._retention.every)
-        self._service.find_programs = FunctionDuty("finding definitions", self._note_definitions)
+        self._service.find_programs = self._note_definitions
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
         if look:

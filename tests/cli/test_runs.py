@@ -183,7 +183,7 @@ def test_steps_can_be_narrowed_by_status(filled: Cli) -> None:
         in filled("runs", "steps", "three", "--status", "succeeded").err
     )
     wrong = filled("runs", "steps", "three", "--status", "broken")
-    assert (wrong.code, "a step is running, succeeded, failed" in wrong.err) == (2, True)
+    assert (wrong.code, "a step is running, waiting, succeeded, failed" in wrong.err) == (2, True)
 
 
 def test_steps_show_their_inputs_where_the_code_is_at_hand(cli: Cli) -> None:

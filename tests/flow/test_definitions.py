@@ -170,7 +170,30 @@ async def test_two_engines_store_a_definition_once(tmp_path: Path) -> None:
     async with Engine("memory://", []) as engine:
         await asyncio.gather(*(engine.store_flow(flow) for _ in range(5)))
         found = await engine.list(program="perdure.flow")
-        assert [run.id for run in found] == [f"perdure.flow:test@{flow.version}"]
+        assert {run.id for run in found} == {"perdure.flow:test", f"perdure.flow:test@{flow.version}"}
+        assert len(found) == 2
+
+
+async def test_an_engine_that_is_open_continues_what_was_stored_and_started_since(tmp_path: Path, store: str) -> None:
+    flow = flow_of(tmp_path, "steps: [{id: v, use: value, with: 1}]")
+    async with Engine(store, []) as engine, connect(store) as client:
+        assert engine._service is not None
+        _ = await client.start(call("test"), id="early")
+        await engine.sweep()
+        assert await engine._note_definitions()  # a run of a program that may be stored later
+        await client.store_flow(flow)
+        assert await client.handle("early").result() == {"v": 1}
+        assert not await engine._note_definitions()
+
+
+async def test_a_definition_that_was_stored_halfway_is_completed(tmp_path: Path, store: str) -> None:
+    flow = flow_of(tmp_path, "steps: [{id: v, use: value, with: 1}]")
+    async with Engine(store, []) as client:
+        await client._definitions._write(flow, "perdure.flow:test")
+    async with connect(store) as client:
+        await client._definitions.keep(flow)
+        assert (await client.get_flow(f"test@{flow.version}")).version == flow.version
+        assert (await client.get_flow("test")).version == flow.version
 
 
 async def test_code_runs_a_flow_as_a_child_and_another_machine_continues_it(tmp_path: Path, store: str) -> None:

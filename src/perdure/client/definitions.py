@@ -1,8 +1,9 @@
 """Definitions of programs in a store: kept for as long as there may be runs of them. Makes no program itself.
 
-The definition of a version is a run of the built-in program `perdure.flow` that has ended when it begins: its input is
-the definition, in a blob. So every store has them, backups and copies hold them, and a version is never stored twice.
-The one that was stored last is the latest of its name.
+A definition is the input, in a blob, of a run of the built-in program `perdure.flow` that has ended when it begins. So
+every store has them, and backups and copies hold them. One run has the version in its id, and is written once; one has
+the name alone, and its last incarnation has the version that was stored last, which is the latest. Both are found by
+id, however many runs there are.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from perdure.ports.runs import RunFilter
 _PAGE = 1000
 
 
-def stored_id(name: str, version: str) -> str:
-    """The id of the run that holds a definition."""
-    return f"{STORED}:{name}@{version}"
+def stored_id(name: str, version: str = "") -> str:
+    """The id of the run that holds a definition; without a version the latest of its name."""
+    return f"{STORED}:{name}@{version}" if version else f"{STORED}:{name}"
 
 
 class Definitions:
@@ -77,15 +78,19 @@ class Definitions:
 
         Raises UsageError if it cannot be made here. It may use what `like` may, if that is given.
         """
-        row = await self._find(name, version) if version else await self._latest(name)
+        row = await self._find(name, version)
         if row is None:
             return None
         self._known.add((name, row.version))
         return await self._made(row, like)
 
-    async def names(self, since: float | None = None) -> list[str]:
-        """The names of all programs whose definitions are stored, or were `since` then."""
-        wanted = RunFilter(program=STORED, since=since, limit=_PAGE)
+    async def has(self, name: str) -> bool:
+        """Whether a definition of this name is stored."""
+        return await self._find(name) is not None
+
+    async def names(self) -> list[str]:
+        """The names of all programs whose definitions are stored. Reads all runs: for messages only."""
+        wanted = RunFilter(program=STORED, limit=_PAGE)
         rows = [row async for page in pages(self._base.store, wanted) for row in page]
         return sorted({row.id.removeprefix(f"{STORED}:").partition("@")[0] for row in rows})
 
@@ -95,39 +100,42 @@ class Definitions:
             raise Corrupt(f"the definition {row.id!r}", f"its blob {row.input_blob} is missing", row.run_id)
         return self._base.structures.defined(data, like)
 
-    async def _find(self, name: str, version: str) -> RunRow | None:
+    async def _find(self, name: str, version: str = "") -> RunRow | None:
         found = await self._base.store.runs.find(stored_id(name, version))
         return None if found is None else found[0]
-
-    async def _latest(self, name: str) -> RunRow | None:
-        found = await self._base.store.runs.list(RunFilter(program=STORED, id_prefix=stored_id(name, ""), limit=1))
-        return found[0][0] if found else None
 
     async def _put(self, program: Program, *, latest: bool) -> None:
         """Store a definition, unless it is there, or with `latest` unless it is the latest there."""
         name, version = program.name, program.version
+        if latest or await self._find(name, version) is None:
+            # The latest first: where this process dies in between, the version is lacking and is stored with the next.
+            await self._write(program, stored_id(name))
+            await self._write(program, stored_id(name, version))
+        self._known.add((name, version))
+
+    async def _write(self, program: Program, id: str) -> None:
+        """Store a definition under an id, unless what is there is of the same version."""
         blob = ""
 
         async def attempt() -> Decided[None] | Undecided:
             nonlocal blob
-            before, now = await self._find(name, version), self._base.clock.now()
-            existing = await self._latest(name) if latest else before
-            if existing is not None and existing.version == version:
+            found, now = await self._base.store.runs.find(id), self._base.clock.now()
+            before = None if found is None else found[0]
+            if before is not None and before.version == program.version:
                 return Decided(None)
             blob = blob or await self._base.store.blobs.put(program.definition)
             started = RunStarted(
-                stored_id(name, version),
+                id,
                 STORED,
-                version,
+                program.version,
                 NULL,
                 input_blob=blob,
                 incarnation=1 if before is None else before.incarnation + 1,
-                tags={"flow": name, "version": version},
+                tags={"flow": program.name, "version": program.version},
             )
-            ended = RunFinished(RunStatus.COMPLETED, Raw(msgspec.json.encode(version)))
+            ended = RunFinished(RunStatus.COMPLETED, Raw(msgspec.json.encode(program.version)))
             past = [Batch(0, now, [started, ended])]
             written = await self._base.append(create(self._base.new_run_id(now), past))
             return Decided(None) if written else UNDECIDED
 
         await decided(attempt)
-        self._known.add((name, version))

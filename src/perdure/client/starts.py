@@ -181,8 +181,8 @@ class Starts:
         if invocation.program is None:
             await self._gateway.load_program(invocation.name)
         program = self._gateway.program(invocation)
-        if program is not None:
-            await self.keep(program)
+        if program is not None and program.definition:
+            await self._definitions.keep(program)
         reuse: Reuse = request.reuse or self._base.reuse
         decide(reuse, None)
         if id is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,8 +103,9 @@ class Service:
             leases=ORCHESTRATOR if orchestrator.recovery.enabled else "",
             on_freed=self._lease_ended,
         )
-        # Finds programs that were stored, and whose runs this orchestrator takes then.
-        self.find_programs: Duty[object] | None = None
+        # Finds programs that were stored, and whose runs this orchestrator takes then. Returns whether there are runs
+        # of programs that may be stored later: storing them may go unnoticed, as any change.
+        self.find_programs: Callable[[], Awaitable[bool]] | None = None
         self._periodic: list[tuple[Duty[object], float, float]] = []
         self._heart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -235,7 +236,7 @@ class Service:
         """Perform the duties that follow from what the store holds: when it has changed, or when one of them is due."""
         orchestrator, clock, loop = self._orchestrator, self._orchestrator.clock, asyncio.get_running_loop()
         catching_up = FunctionDuty("reading what other processes wrote", orchestrator.catch_up.poll)
-        queried = -math.inf
+        queried, programs_lack = -math.inf, True
         while True:
             if not orchestrator.at_work:
                 self._wake.clear()
@@ -245,8 +246,9 @@ class Service:
             changed, self._changed = self._changed, False
             stale = loop.time() - queried >= orchestrator.recovery.check_interval
             if changed or stale:
-                if self.find_programs is not None and queried > -math.inf:
-                    await self.duties.perform(self.find_programs)
+                if self.find_programs is not None and (changed or programs_lack):
+                    found = await self.duties.perform(FunctionDuty("finding definitions", self.find_programs))
+                    programs_lack = found is None or found.result
                 queried = loop.time()
                 if orchestrator.active and await self.duties.perform(catching_up) is None:
                     self._changes.notify()

@@ -124,6 +124,9 @@ class DataflowExecution:
     # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
     by_data = True
 
+    # Nodes that failed in this round, and others run instead of. Of the class until there is one: few programs have any.
+    _caught: frozenset[int] = frozenset()
+
     def __init__(
         self,
         plan: Plan,
@@ -149,8 +152,6 @@ class DataflowExecution:
         self._readers = list(self._all_readers)
         # What gates chose in this round, and why nodes did not run in it.
         self._chosen: dict[int, frozenset[int]] = {}
-        # Nodes that failed in this round, and others run instead of.
-        self._caught: frozenset[int] = frozenset()
         self._reasons: dict[int, str] = {}
         # By region: how many nodes and loops in it have not ended, and the rounds before this one.
         self._left = [len(region.nodes) + len(region.inner) for region in plan.regions]

@@ -487,7 +487,7 @@ class Compiler:
 
     def _with_options(self, spec: StepSpec, step: StepDef) -> StepSpec:
         if step.queue is None and not spec.queue:
-            policy = {"retry": step.retry, "timeout": step.timeout}
+            policy: dict[str, Any] = {"retry": step.retry, "timeout": step.timeout}
             given = {key: value for key, value in policy.items() if value is not None}
             return dataclasses.replace(spec, name=step.id, **given)
         # What workers of a queue run keeps the name by which they know it.

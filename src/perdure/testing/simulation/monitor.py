@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     WaitResolved,
     encode_events,
 )
+from perdure.kernel.ids import STORED
 from perdure.kernel.projection import RunRow, child_row, child_rows, row
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import type_name
@@ -158,6 +159,8 @@ class Monitor:
             pass  # the caller that cancels a run may end it
         elif isinstance(event, RunFinished) and (state.epoch == 0 or state.parked is not None) and _is_late(event):
             pass  # no orchestrator advances it, and its deadline has passed
+        elif isinstance(event, RunFinished) and state.epoch == 0 and _is_definition(state):
+            pass  # it holds a definition, and ends when it begins
         elif isinstance(event, WaitResolved) and (event.is_answer or event.is_rejection):
             pass  # by a person
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
@@ -236,6 +239,10 @@ class Monitor:
 
 def _is_late(event: RunFinished) -> bool:
     return event.error is not None and event.error.type == type_name(DeadlineExceeded)
+
+
+def _is_definition(state: RunState) -> bool:
+    return state.started is not None and state.started.program == STORED
 
 
 def _is_remote(state: RunState, op: str) -> bool:

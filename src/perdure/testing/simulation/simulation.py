@@ -17,6 +17,7 @@ from perdure.config import Recovery
 from perdure.engine.change_feed import ChangeFeed, ChangeFeedConfig, change_feed
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import STORED
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.program import Program
 from perdure.stores.memory.store import MemoryStore
@@ -371,6 +372,8 @@ class Storm:
             for run_id, watched in monitor.runs.items():
                 started = watched.state.started
                 assert started is not None
+                if started.program == STORED:
+                    continue  # a definition, which no program has written
                 known, blobs = engine._programs, sim.store.blobs.blobs
                 for problem in check_journal(known, run_id, watched.batches, engine.codec, blobs):
                     monitor.accuse(problem)
