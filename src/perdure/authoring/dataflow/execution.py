@@ -36,7 +36,7 @@ from perdure.authoring.dataflow.plan import (
     outputs_of,
     passed_on,
 )
-from perdure.authoring.dataflow.values import Value, as_object, joined, record
+from perdure.authoring.dataflow.values import Value, as_object, input_by_name, joined, record
 from perdure.errors import (
     ApprovalRejected,
     ExpressionFailed,
@@ -124,7 +124,8 @@ class DataflowExecution:
     # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
     by_data = True
 
-    # Nodes that failed in this round, and others run instead of. Of the class until there is one: few programs have any.
+    # Nodes that failed in this round, and others run instead of. Of the class until there is one: few programs have
+    # any.
     _caught: frozenset[int] = frozenset()
 
     def __init__(
@@ -253,7 +254,7 @@ class DataflowExecution:
         self._ready = [node for node, unmet in enumerate(self._unmet) if not unmet]
 
     def _take_input(self, event: RunClaimed) -> None:
-        input = named_input(self._started.input, event.names)
+        input = input_by_name(named_input(self._started.input, event.names))
         if not self._past.replaying:
             self._check_input(input)
         given = msgspec.json.decode(input, type=dict[str, Raw])

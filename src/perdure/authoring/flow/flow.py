@@ -18,6 +18,7 @@ from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.program import DataflowProgram
+from perdure.authoring.dataflow.values import input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
 from perdure.authoring.flow.components import Components, NoComponent
 from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
@@ -143,9 +144,7 @@ class Flow(DataflowProgram):
 
     def check_input(self, input: Raw, codec: Codec) -> object:
         """Raise NotDecodable for stored input that does not fit."""
-        if bytes(input) == b"[]":
-            input = Raw(b"{}")  # it was started by name, where nothing told that it takes names
-        given = codec.decode(input, dict[str, Any], f"the input of {self.name}")
+        given = codec.decode(input_by_name(input), dict[str, Any], f"the input of {self.name}")
         try:
             self._check_names(given)
         except TypeError as error:
@@ -193,7 +192,7 @@ class Flow(DataflowProgram):
         """A fresh execution of its plan."""
         if not past.replaying:
             self.check_input(started.input, codec)
-        given = self._defaults | msgspec.json.decode(started.input, type=dict[str, Raw])
+        given = self._defaults | msgspec.json.decode(input_by_name(started.input), type=dict[str, Raw])
         values = {INPUT + name: value for name, value in given.items()}
         values[INPUTS] = Raw(msgspec.json.encode(given))
         values[CONSTANTS] = self._constants
