@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from perdure.authoring.flow.editor_schema import schema as flow_schema
 from perdure.authoring.flow.flow import Access, Flow, load
-from perdure.authoring.flow.format import schema as flow_schema
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
 from perdure.settings.load import load_settings

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from perdure.authoring.flow.definition import FLOW_KEYS, JOB_KEYS, STEP_KEYS
 from perdure.authoring.flow.expressions import FILTERS, UNSET, Expression, Failed, Unset, Wrong, encode
 from perdure.authoring.flow.flow import Access, load
-from perdure.authoring.flow.format import FLOW_KEYS, JOB_KEYS, STEP_KEYS
 from perdure.errors import FlowInvalid, FlowProblem
 
 SEED = """\

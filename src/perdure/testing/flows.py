@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from perdure.assembly import Engine
+from perdure.authoring.flow.definition import CaseDef
 from perdure.authoring.flow.flow import Access, load
-from perdure.authoring.flow.format import CaseDef
 from perdure.client.views import RunResult, StepView
 from perdure.config import Flows
 from perdure.errors import NotDecodable

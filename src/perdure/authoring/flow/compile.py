@@ -16,8 +16,7 @@ from perdure.authoring.dataflow.build import Built, Draft, Made, Options, Wanted
 from perdure.authoring.dataflow.plan import STATUS, Absent, Gate, Mapped, Node, Question
 from perdure.authoring.dataflow.values import Value
 from perdure.authoring.flow.components import PROVIDED, Component, Components, NoComponent, made_of
-from perdure.authoring.flow.expressions import Path, Reference, Wrong
-from perdure.authoring.flow.format import (
+from perdure.authoring.flow.definition import (
     FINALLY,
     FlowDef,
     JobDef,
@@ -27,11 +26,11 @@ from perdure.authoring.flow.format import (
     RepeatDef,
     StepDef,
     VariableDef,
-    kind_of,
-    validator,
-    whole_schema,
 )
+from perdure.authoring.flow.expressions import Path, Reference, Wrong
+from perdure.authoring.flow.format import kind_of
 from perdure.authoring.flow.job import Job
+from perdure.authoring.flow.schemas import validator, whole_schema
 from perdure.authoring.flow.secrets import with_secrets
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.authoring.flow.values import Given, Missing, Template, template

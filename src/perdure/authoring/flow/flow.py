@@ -21,9 +21,11 @@ from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
 from perdure.authoring.flow.components import Components, NoComponent
-from perdure.authoring.flow.format import FlowDef, InputDef, flaw, read_flow, whole_schema
+from perdure.authoring.flow.definition import FlowDef, InputDef
+from perdure.authoring.flow.format import read_flow
 from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
+from perdure.authoring.flow.schemas import flaw, whole_schema
 from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.config import Flows

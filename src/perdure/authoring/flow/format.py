@@ -1,13 +1,47 @@
-"""The format of a flow: a typed reader of the tree, and the same as JSON Schema for editors. Wires nothing."""
+"""The reader of the format: from a tree to a definition, with all problems. Wires nothing."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-import msgspec
-
+from perdure.authoring.flow.definition import (
+    CLEANUPS,
+    EXPECT_KEYS,
+    FINALLY,
+    FLOW_KEYS,
+    JOB_KEYS,
+    LEFT_OUT,
+    LOCK_KEYS,
+    LOCK_TTL,
+    MAP_KEYS,
+    MOST_ROUNDS,
+    NAME,
+    PROGRAM,
+    REPEAT_KEYS,
+    RESERVED,
+    RETRY_KEYS,
+    SHARE,
+    STATUSES,
+    STEP_KEYS,
+    TEST_KEYS,
+    TYPES,
+    VARIABLE_KEYS,
+    VERSION,
+    WORKSPACE_KEYS,
+    CaseDef,
+    FlowDef,
+    InputDef,
+    JobDef,
+    LockDef,
+    MapDef,
+    OtherDef,
+    RepeatDef,
+    StepDef,
+    VariableDef,
+    WorkspaceDef,
+)
+from perdure.authoring.flow.schemas import flaw, validator
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.errors import UsageError
 from perdure.kernel.hints import did_you_mean
@@ -15,217 +49,6 @@ from perdure.kernel.policies.durations import ENDLESS, UNITS, duration, parse_du
 from perdure.kernel.policies.retry import Retry
 
 T = TypeVar("T")
-
-VERSION = 1
-# What names steps, inputs and variables: expressions can refer to it without quotes.
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
-TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-# Names that mean something else in expressions, or are ops of perdure's own.
-RESERVED = frozenset({"vars", "END"})
-# The key of what runs in the end, and the name of the node that it is.
-FINALLY = "finally"
-
-
-class InputDef(msgspec.Struct, frozen=True):
-    """An input: its JSON Schema, and its default; `required` if there is none."""
-
-    schema: dict[str, Any]
-    required: bool
-    has_default: bool
-    default: Any
-    mark: Mark
-
-
-class VariableDef(msgspec.Struct, frozen=True):
-    """A variable: a fixed value, which a variable of the environment may replace, or the name of a secret."""
-
-    has_default: bool
-    default: Any
-    env: str
-    secret: str
-    mark: Mark
-
-
-class MapDef(msgspec.Struct, frozen=True):
-    """Over which list a step is mapped, and under which name expressions know an item."""
-
-    over: Item
-    name: str
-    limit: int | None
-    tolerate: float | None
-    on_error: Literal["fail", "none", "skip"]
-
-
-class RepeatDef(msgspec.Struct, frozen=True):
-    """Until when a step is repeated, and how often at most."""
-
-    until: Item
-    most: int
-
-
-class OtherDef(msgspec.Struct, frozen=True):
-    """What runs in place of a step that failed."""
-
-    use: Item
-    arguments: Item | None
-
-
-class LockDef(msgspec.Struct, frozen=True):
-    """The lock that a step or a job holds while it runs; `wait` is how long it waits for it at most."""
-
-    key: Item
-    ttl: float
-    wait: float | None
-
-
-class WorkspaceDef(msgspec.Struct, frozen=True):
-    """The folder in which each run has one of its own, and when that is removed."""
-
-    root: str
-    cleanup: Literal["on_success", "always", "never"]
-    mark: Mark
-
-
-class StepDef(msgspec.Struct, frozen=True):
-    """A step, as it is written."""
-
-    id: str
-    mark: Mark
-    use: Item
-    arguments: Item | None
-    when: Item | None
-    needs: tuple[tuple[str, Mark], ...]
-    after: tuple[tuple[str, Mark], ...]
-    retry: Retry | None
-    timeout: float | None
-    # "fail", "skip", the value in place of the result, or what makes that.
-    on_error: str | Item | OtherDef
-    # The value after a timeout of a wait.
-    on_timeout: Item | None
-    map: MapDef | None
-    lock: LockDef | None
-    # Whether the rest of the job is skipped if the result says that there is no data.
-    skips_job: bool
-    # Whether it runs also where nothing needs it.
-    must_run: bool
-    repeat: RepeatDef | None
-    queue: Item | None
-
-
-class JobDef(msgspec.Struct, frozen=True):
-    """A job, as it is written: steps in their order, or by their data."""
-
-    id: str
-    mark: Mark
-    steps: tuple[StepDef, ...]
-    ids: dict[str, Mark]
-    in_order: bool = True
-    when: Item | None = None
-    needs: tuple[tuple[str, Mark], ...] = ()
-    after: tuple[tuple[str, Mark], ...] = ()
-    lock: LockDef | None = None
-    # What makes a difference to a run.
-    canonical: Any = None
-
-
-class CaseDef(msgspec.Struct, frozen=True):
-    """A case: the inputs, the results of steps that are not executed, and what is expected of the run."""
-
-    name: str
-    where: str
-    input: dict[str, Any]
-    mock: dict[str, Any]
-    expect: dict[str, Any]
-
-
-class FlowDef(msgspec.Struct, frozen=True):
-    """A flow, as it is written."""
-
-    name: str
-    mark: Mark
-    inputs: dict[str, InputDef]
-    variables: dict[str, VariableDef]
-    schemas: dict[str, Any]
-    steps: tuple[StepDef, ...]
-    jobs: tuple[JobDef, ...]
-    # The ids of all steps, or of all jobs, also of those that are wrong.
-    ids: dict[str, Mark]
-    # What runs in the end, whatever has happened.
-    final: JobDef | None
-    workspace: WorkspaceDef | None
-    output: Item | None
-    tests: tuple[CaseDef, ...]
-    on_failure: Literal["stop", "continue"]
-    # Whether only those steps run that the output needs.
-    lazy: bool
-    # The tree without places, descriptions and what does not matter for a run.
-    canonical: dict[str, Any]
-
-
-FLOW_KEYS = {
-    "perdure": "The version of the format: 1.",
-    "name": "The name of the flow: what its runs are runs of.",
-    "version": "A label for people; what tells versions apart is the hash of the definition.",
-    "description": "What the flow is for.",
-    "inputs": "What the flow is started with: a type or a JSON Schema for each name.",
-    "variables": "Fixed values, variables of the environment, and secrets.",
-    "schemas": "JSON Schemas that others refer to, as {$ref: '#/schemas/NAME'}.",
-    "steps": "What is done. A step runs when all that it refers to has ended.",
-    "jobs": "In place of steps: groups of steps. A job runs when the jobs have ended that it needs or refers to.",
-    "output": "The result of a run.",
-    "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
-    "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
-    "execution": "`all` runs every step; `lazy` runs what the output needs, and steps with must_run.",
-    "finally": "Steps that run in the end, in this order, whatever has happened; run.status says what.",
-    "workspace": "A folder in which each run has one of its own, run.workspace, and when that is removed.",
-}
-STEP_KEYS = {
-    "id": "The name of the step: steps.ID in expressions, and ID:0 in its runs.",
-    "use": "The component: python:module.function, flow:./other.yaml, flow:name, queue:name/step, http, and others.",
-    "with": "The arguments of the component.",
-    "when": "An expression; the step is skipped where it is false.",
-    "needs": "Steps that must have succeeded before; what expressions refer to is needed anyway.",
-    "after": "Steps that must have ended before, however they did.",
-    "retry": "How often the step is tried, and how long it waits in between.",
-    "timeout": "How long an attempt may take, or a wait: 30s, 5m, 3d.",
-    "on_error": "What follows the last failure: fail, skip, or in place of the result {value: ...} or {use:, with:}.",
-    "on_timeout": "What a wait has for a result if nothing comes in time: {value: ...}.",
-    "map": "Runs the step once for each item of a list.",
-    "repeat": "Runs the step again until an expression holds, in which `last` is its result.",
-    "lock": "A lock that the step holds while it runs, with all of its attempts; no two runs hold it at once.",
-    "queue": "The queue whose workers run the step: a function that they have, as in Engine(steps=[function]).",
-    "must_run": "With `execution: lazy`, the step runs also if the output does not need it.",
-    "on_no_data": "In a job, `skip_job`: after the result {status: no_data} the rest of the job is skipped.",
-    "description": "What the step is for.",
-}
-JOB_KEYS = {
-    "id": "The name of the job: jobs.ID.STEP in expressions, and ID:0 in its runs.",
-    "steps": "What is done.",
-    "in_order": "Whether steps run in the order in which they are written, which is so unless this is false.",
-    "needs": "Jobs that must have succeeded before; otherwise the job is blocked.",
-    "after": "Jobs that must have ended before, however they did.",
-    "when": "An expression; the job is skipped where it is false.",
-    "lock": "A lock that the job holds while it runs.",
-    "description": "What the job is for.",
-}
-LOCK_KEYS = ("key", "ttl", "wait")
-WORKSPACE_KEYS = ("root", "cleanup")
-CLEANUPS = ("on_success", "always", "never")
-# How long a lock outlives a run whose process died.
-LOCK_TTL = 30.0
-RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
-REPEAT_KEYS = ("until", "max")
-# How often a step is repeated at most, unless it says so.
-MOST_ROUNDS = 1000
-MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
-VARIABLE_KEYS = ("default", "env", "secret", "description")
-TEST_KEYS = ("name", "input", "mock", "expect")
-EXPECT_KEYS = ("status", "output", "skipped", "error")
-STATUSES = ("succeeded", "failed", "waiting")
-# What makes no difference to a run.
-_LEFT_OUT = frozenset({"description", "tests"})
 
 
 def read_flow(root: Item, problems: Problems) -> FlowDef:
@@ -517,7 +340,7 @@ class _Reader:
         return RepeatDef(item.value["until"], self._get(item, "max", lambda one: self._count(one, 1)) or MOST_ROUNDS)
 
     def _tolerate(self, item: Item) -> float | None:
-        if isinstance(item.value, str) and (found := _SHARE.fullmatch(item.value)) and float(found[1]) <= 100:
+        if isinstance(item.value, str) and (found := SHARE.fullmatch(item.value)) and float(found[1]) <= 100:
             return float(found[1]) / 100
         if isinstance(item.value, int) and not isinstance(item.value, bool) and item.value >= 0:
             return item.value
@@ -583,7 +406,7 @@ class _Reader:
         if item is None or not self._is_object(item, key):
             return found
         for name, one in item.value.items():
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 self._problems.add(item.keys.get(name, one.mark), "F002", _no_name(name))
             value = read(one)
             if value is not None:
@@ -617,14 +440,14 @@ class _Reader:
 
     def _name(self, item: Item) -> str | None:
         text = self._text(item)
-        if text is not None and not _NAME.fullmatch(text):
+        if text is not None and not NAME.fullmatch(text):
             self._problems.add(item.mark, "F002", _no_name(text))
             return None
         return text
 
     def _program_name(self, item: Item) -> str | None:
         text = self._text(item)
-        if text is not None and (not _PROGRAM.fullmatch(text) or len(text) > 100 or text.startswith("perdure.")):
+        if text is not None and (not PROGRAM.fullmatch(text) or len(text) > 100 or text.startswith("perdure.")):
             self._problems.add(item.mark, "F002", f"{text!r:.80} is no name; use letters, digits, _, - and .")
             return None
         return text
@@ -679,142 +502,8 @@ def _no_name(text: str) -> str:
 
 def _canonical(value: Any) -> Any:
     """The tree in one form: what makes no difference to a run is left out, and steps keep their order."""
-    found = {key: inner for key, inner in value.items() if key not in _LEFT_OUT}
+    found = {key: inner for key, inner in value.items() if key not in LEFT_OUT}
     for key in ("steps", "jobs", FINALLY):
         if isinstance(found.get(key), list):
             found[key] = [_canonical(one) if isinstance(one, dict) else one for one in found[key]]
     return found
-
-
-# --- JSON Schema ----------------------------------------------------------------------------------------------------
-
-
-def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with those that it may refer to."""
-    return {**schema, "schemas": dict(schemas)} if schemas else dict(schema)
-
-
-def validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
-    """What validates values of a schema. Raises UsageError for what is no schema. Nothing is fetched."""
-    import jsonschema_rs
-
-    try:
-        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse)
-    except ValueError as error:
-        raise UsageError(f"this is no JSON Schema: {str(error).partition(chr(10))[0]}") from None
-
-
-def _refuse(address: str) -> Any:
-    raise ValueError(f"{address} is not in the file")
-
-
-def flaw(schema: Mapping[str, Any], schemas: Mapping[str, Any], value: Any) -> str | None:
-    """Why a value does not fit a schema; None if it does."""
-    for error in validator(schema, schemas).iter_errors(value):
-        at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path).lstrip(".")
-        message: str = error.message
-        return f"{at}: {message}" if at else message
-    return None
-
-
-def schema() -> dict[str, Any]:
-    """The format as JSON Schema, for editors."""
-    text = {"type": "string"}
-    spoken = {"type": "string", "pattern": r"^[0-9.]+ *(ms|s|m|min|h|d|w)$"}
-    length = {"anyOf": [{"type": "number", "minimum": 0}, spoken]}
-    name = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
-    ids = {"anyOf": [text, {"type": "array", "items": text}]}
-    value = _object({"value": {}}, ("value",))
-    retry: dict[str, Any] = {
-        "attempts": {"type": "integer", "minimum": 1},
-        "initial": length,
-        "factor": {"type": "number", "minimum": 1},
-        "max": length,
-        "backoff": {"enum": ["exponential", "linear", "none"]},
-        "jitter": {"type": "boolean"},
-    }
-    mapped: dict[str, Any] = {
-        "over": {},
-        "as": name,
-        "limit": {"type": "integer", "minimum": 1},
-        "tolerate": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+%$"}]},
-        "on_error": {"enum": ["fail", "none", "skip"]},
-    }
-    held: dict[str, Any] = {"key": text, "ttl": length, "wait": length}
-    lock = {"anyOf": [text, _object(held, ("key",))]}
-    variable: dict[str, Any] = {"default": {}, "env": name, "secret": name, "description": text}
-    used: dict[str, Any] = {"type": "string", "minLength": 1}
-    step: dict[str, Any] = {
-        "id": {**name, "not": {"enum": sorted(RESERVED)}},
-        "use": used,
-        "with": {},
-        "when": {},
-        "needs": ids,
-        "after": ids,
-        "retry": {"anyOf": [{"type": "integer", "minimum": 1}, _object(retry)]},
-        "timeout": length,
-        "on_error": {"anyOf": [{"enum": ["fail", "skip"]}, value, _object({"use": used, "with": {}}, ("use",))]},
-        "on_timeout": value,
-        "map": _object(mapped, ("over",)),
-        "lock": lock,
-        "on_no_data": {"enum": ["skip_job"]},
-        "must_run": {"type": "boolean"},
-        "queue": {"type": "string", "minLength": 1},
-        "repeat": _object({"until": {}, "max": {"type": "integer", "minimum": 1}}, ("until",)),
-        "description": text,
-    }
-    steps = {"type": "array", "minItems": 1, "items": _object(step, ("id", "use"), STEP_KEYS)}
-    job: dict[str, Any] = {
-        "id": step["id"],
-        "steps": steps,
-        "in_order": {"type": "boolean"},
-        "needs": ids,
-        "after": ids,
-        "when": {},
-        "lock": lock,
-        "description": text,
-    }
-    workspace: dict[str, Any] = {"root": {"type": "string", "minLength": 1}, "cleanup": {"enum": list(CLEANUPS)}}
-    expect: dict[str, Any] = {"status": {"enum": list(STATUSES)}, "output": {}, "skipped": ids, "error": text}
-    test: dict[str, Any] = {
-        "name": text,
-        "input": {"type": "object"},
-        "mock": {"type": "object"},
-        "expect": _object(expect),
-    }
-    flow: dict[str, Any] = {
-        "perdure": {"const": VERSION},
-        "name": {"type": "string", "pattern": f"^{_PROGRAM.pattern}$", "maxLength": 100},
-        "version": text,
-        "description": text,
-        "inputs": {
-            "type": "object",
-            "propertyNames": name,
-            "additionalProperties": {"anyOf": [{"enum": list(TYPES)}, {"type": "object"}]},
-        },
-        "variables": {
-            "type": "object",
-            "propertyNames": name,
-            "additionalProperties": {"if": {"type": "object"}, "then": _object(variable)},
-        },
-        "schemas": {"type": "object"},
-        "steps": steps,
-        "jobs": {"type": "array", "minItems": 1, "items": _object(job, ("id", "steps"), JOB_KEYS)},
-        "output": {},
-        "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
-        "on_failure": {"enum": ["stop", "continue"]},
-        "execution": {"enum": ["all", "lazy"]},
-        "finally": steps,
-        "workspace": _object(workspace, ("root",)),
-    }
-    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A flow of perdure"}
-    either = {"oneOf": [{"required": ["steps"]}, {"required": ["jobs"]}]}
-    return {**about, **_object(flow, ("perdure", "name"), FLOW_KEYS), **either}
-
-
-def _object(
-    keys: Mapping[str, dict[str, Any]], required: tuple[str, ...] = (), about: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    described = {key: {**one, "description": about[key]} if about else one for key, one in keys.items()}
-    found = {"type": "object", "properties": described, "additionalProperties": False}
-    return {**found, "required": list(required)} if required else found

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from perdure.authoring.flow import format
+from perdure.authoring.flow import definition
 from perdure.authoring.flow.tree import Item, Mark, Problems, is_text, read
 from perdure.errors import UsageError
 
@@ -25,7 +25,7 @@ _NO_INLINE = re.compile(r"[,\[\]{}:]")
 # What objects consist of, by kind: the order of their keys, and which kind the objects under a key are.
 _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "flow": (
-        format.FLOW_KEYS,
+        definition.FLOW_KEYS,
         {
             "steps": "step",
             "finally": "step",
@@ -36,17 +36,17 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
         },
     ),
     # Its steps are its body, and come last.
-    "job": ([*(key for key in format.JOB_KEYS if key != "steps"), "steps"], {"steps": "step", "lock": "lock"}),
-    "step": (format.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock", "repeat": "repeat"}),
-    "lock": (format.LOCK_KEYS, {}),
-    "workspace": (format.WORKSPACE_KEYS, {}),
-    "retry": (format.RETRY_KEYS, {}),
-    "map": (format.MAP_KEYS, {}),
-    "repeat": (format.REPEAT_KEYS, {}),
-    "test": (format.TEST_KEYS, {"expect": "expect"}),
-    "expect": (format.EXPECT_KEYS, {}),
+    "job": ([*(key for key in definition.JOB_KEYS if key != "steps"), "steps"], {"steps": "step", "lock": "lock"}),
+    "step": (definition.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock", "repeat": "repeat"}),
+    "lock": (definition.LOCK_KEYS, {}),
+    "workspace": (definition.WORKSPACE_KEYS, {}),
+    "retry": (definition.RETRY_KEYS, {}),
+    "map": (definition.MAP_KEYS, {}),
+    "repeat": (definition.REPEAT_KEYS, {}),
+    "test": (definition.TEST_KEYS, {"expect": "expect"}),
+    "expect": (definition.EXPECT_KEYS, {}),
     "variables": ((), {"": "variable"}),
-    "variable": (format.VARIABLE_KEYS, {}),
+    "variable": (definition.VARIABLE_KEYS, {}),
 }
 # These are written in lines of their own, however short they are.
 _OPEN = frozenset({"flow", "job", "step", "test"})

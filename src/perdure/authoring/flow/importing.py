@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from perdure.authoring.flow.definition import RESERVED, VERSION
 from perdure.authoring.flow.expressions import KEYWORDS, Path
-from perdure.authoring.flow.format import RESERVED, VERSION
 from perdure.authoring.flow.tree import Item, Mark, Problems
 
 Engine = Literal["stepflow", "aetherflow"]
