@@ -30,7 +30,9 @@ import perdure
 from bench.workloads import Value, columns, value
 from perdure import Engine, Invocation, Program, Recovery, step, wait_signal, workflow
 from perdure.graph import Graph, node
-from perdure.stores.sqlite import database, guard
+from perdure.stores.sqlite import database
+from perdure.stores.sqlite.config import SqliteConfig
+from perdure.stores.sqlite.store import SqliteStore
 
 TABLE = Path(__file__).with_name("budget.json")
 SOURCE = str(Path(perdure.__file__).parent) + "/"
@@ -303,8 +305,10 @@ def open_engine(folder: Path, programs: Programs) -> Engine:
 
     Its lease outlasts the counting, during which it sends no heartbeats.
     """
-    url = f"sqlite:///{folder / 'budget.db'}"
-    return Engine(url, programs.all, name="budget", clock=StillClock(), recovery=Recovery(lease=LEASE_SECONDS))
+    # Everything is committed on the loop, and the store need not wait until its folder has been unchanged for a while.
+    config = SqliteConfig(inline=math.inf, clock_step=-math.inf)
+    store = SqliteStore(str(folder / "budget.db"), config=config)
+    return Engine(store, programs.all, name="budget", clock=StillClock(), recovery=Recovery(lease=LEASE_SECONDS))
 
 
 async def settled() -> None:
@@ -336,9 +340,7 @@ class Counts:
 
 async def count(names: Iterable[str] = WORKLOADS) -> dict[str, tuple[Counts, Counts]]:
     """Count workloads at both of their sizes. Takes the threads of all stores of this process away."""
-    database.INLINE_SECONDS = math.inf
     database.ThreadPoolExecutor = OnTheLoop  # type: ignore[attr-defined, assignment]
-    guard.SETTLED_SECONDS = -math.inf  # the store need not wait until its folder has been unchanged for a while
     memory = Memory()
     programs = Programs(memory.mark)
 

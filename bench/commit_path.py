@@ -18,12 +18,12 @@ import apsw
 
 from bench.engine import PROGRAMS, sequence
 from perdure import Engine
-from perdure.stores.sqlite import database
+from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.store import SqliteStore
 
 SLOW_SYNC = 0.005
 ROUNDS = 5
-WAYS = {"inline": 1e9, "thread": 0.0, "adaptive": database.INLINE_SECONDS}
+WAYS = {"inline": 1e9, "thread": 0.0, "adaptive": SqliteConfig().inline}
 
 
 class SlowFile(apsw.VFSFile):
@@ -44,9 +44,10 @@ class SlowDisk(apsw.VFS):
         return SlowFile("", name, flags)
 
 
-async def measure(folder: Path, vfs: str | None) -> tuple[float, float, float]:
+async def measure(folder: Path, vfs: str | None, inline: float) -> tuple[float, float, float]:
     """Sequential and concurrent steps a second, and the longest stall of the loop in milliseconds."""
-    async with Engine(SqliteStore(str(folder / "commit.db"), vfs=vfs), PROGRAMS) as engine:
+    store = SqliteStore(str(folder / "commit.db"), vfs=vfs, config=SqliteConfig(inline=inline))
+    async with Engine(store, PROGRAMS) as engine:
         steps = 100 if vfs else 1000
         began = time.perf_counter()
         await (await engine.start(sequence(steps))).result()
@@ -77,9 +78,8 @@ def main() -> None:
         rows: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
         for _ in range(ROUNDS):
             for way, limit in WAYS.items():
-                database.INLINE_SECONDS = limit
                 with tempfile.TemporaryDirectory() as folder:
-                    rows[way].append(asyncio.run(measure(Path(folder), vfs)))
+                    rows[way].append(asyncio.run(measure(Path(folder), vfs, limit)))
         for way, results in rows.items():
             seq, many, stall = (statistics.median(column) for column in zip(*results, strict=True))
             print(f"{disk:<12} {way:<10} {seq:>8,.0f} {many:>8,.0f} {stall:>9.1f}")

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from perdure.ports.store import Store
-from perdure.stores.file import folder
+from perdure.stores.file.config import FileConfig
+from perdure.stores.file.store import FileStore
 from perdure.stores.open import open_store
-from perdure.stores.sqlite import database
+from perdure.stores.sqlite.config import SqliteConfig
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance import (
     BlobsConformance,
     JournalConformance,
@@ -35,16 +37,20 @@ class EveryPort(
 
     migrate = True
 
+    def make(self, url: str) -> Store:
+        """A store at the URL."""
+        return open_store(url)
+
     @pytest.fixture
     async def store(self, url: str) -> AsyncIterator[Store]:
-        store = open_store(url)
+        store = self.make(url)
         await store.open(migrate=self.migrate)
         yield store
         await store.close()
 
     @pytest.fixture
     async def second(self, store: Store, url: str) -> AsyncIterator[Store]:
-        second = open_store(url)
+        second = self.make(url)
         await second.open(migrate=False)
         yield second
         await second.close()
@@ -69,9 +75,8 @@ class TestSqlite(EveryPort):
 class TestSlowSqlite(TestSqlite):
     """On a disk whose commits are slow, so that a thread makes them."""
 
-    @pytest.fixture(autouse=True)
-    def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(database, "INLINE_SECONDS", 0.0)
+    def make(self, url: str) -> Store:
+        return SqliteStore(url.removeprefix("sqlite:///"), config=SqliteConfig(inline=0.0))
 
 
 class TestFile(EveryPort):
@@ -85,9 +90,8 @@ class TestFile(EveryPort):
 class TestFileOfShortLogs(TestFile):
     """With a file of commits that begins anew with each of them."""
 
-    @pytest.fixture(autouse=True)
-    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(folder, "LONGEST_LOG", 0)
+    def make(self, url: str) -> Store:
+        return FileStore(url.removeprefix("file:///"), FileConfig(longest_log=0))
 
 
 class TestPostgres(EveryPort):

@@ -20,13 +20,12 @@ WRITER = """
 import asyncio, sys
 from perdure.kernel.events import Batch, RunReleased
 from perdure.ports.journal import Append, Conflict
-from perdure.stores.file import folder
+from perdure.stores.file.config import FileConfig
 from perdure.stores.file.store import FileStore
 from perdure.testing.conformance.history import History, write
 
 async def main(path, name):
-    folder.LONGEST_LOG = 20_000
-    store = FileStore(path)
+    store = FileStore(path, FileConfig(longest_log=20_000))
     await store.open(migrate=True)
     await write(store, History("shared").begin())
     seq, i = 1, 0

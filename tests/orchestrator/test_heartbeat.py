@@ -11,6 +11,7 @@ import pytest
 from perdure import Engine, Recovery, StoreUnavailable, lock, sleep, step, wait_signal, workflow
 from perdure.engine.change_feed import ChangeFeedConfig, change_feed
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.notifications import Notifications
 from perdure.testing.simulation import Simulation
 
@@ -52,7 +53,7 @@ class Heard:
     """Leases whose heartbeats are told to others, as on PostgreSQL."""
 
     def __init__(self, leases: Leases, everyone: list[Notifications]) -> None:
-        self._leases, self._everyone, self._notifications = leases, everyone, Notifications()
+        self._leases, self._everyone, self._notifications = leases, everyone, Notifications(PostgresConfig())
         everyone.append(self._notifications)
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:

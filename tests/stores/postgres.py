@@ -8,13 +8,19 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.store import PostgresStore
 
 
 @asynccontextmanager
-async def opened(url: str, *, migrate: bool = True) -> AsyncIterator[PostgresStore]:
+async def opened(
+    url: str,
+    *,
+    migrate: bool = True,
+    config: PostgresConfig = PostgresConfig(),  # noqa: B008 - frozen
+) -> AsyncIterator[PostgresStore]:
     """A store that is open."""
-    store = PostgresStore(url)
+    store = PostgresStore(url, config)
     await store.open(migrate=migrate)
     try:
         yield store

@@ -19,6 +19,8 @@ from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.runs import RunFilter
 from perdure.stores.file import folder as folder_module
 from perdure.stores.file import journal as journal_module
+from perdure.stores.file.config import FileConfig
+from perdure.stores.file.folder import Folder
 from perdure.stores.file.store import FileStore
 from perdure.stores.open import open_store
 from perdure.testing.conformance.history import History, finished, numbered, write, write_all
@@ -111,7 +113,7 @@ def test_two_that_make_one_store_at_once_both_have_it(
             nonlocal calls
             calls += 1
             if calls == moment:
-                second = folder_module.Folder(str(place), url)
+                second = Folder(str(place), url, FileConfig(busy=0.0))
                 with suppress(StoreUnavailable):  # it would wait: the first is at it
                     second.open(create=True)
                     second.close()
@@ -119,11 +121,10 @@ def test_two_that_make_one_store_at_once_both_have_it(
 
         return call
 
-    monkeypatch.setattr(folder_module, "BUSY_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         for name in ("makedirs", "listdir", "open", "replace", "fsync", "close"):
             patch.setattr(os, name, interrupted(getattr(os, name)))
-        first = folder_module.Folder(str(place), url)
+        first = Folder(str(place), url, FileConfig(busy=0.0))
         first.open(create=True)
         first.close()
     assert calls > 6
@@ -140,12 +141,10 @@ async def test_a_holder_whose_process_died_holds_nothing(
     assert await files.leases.live("orchestrator:", 0.0) == []
 
 
-async def test_whoever_was_away_for_several_generations_reads_all_anew(
-    files: FileStore, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_was_away_for_several_generations_reads_all_anew(files: FileStore, place: Path) -> None:
     other = await reopened(place)
     await write_all(files, History("r0").begin())
-    monkeypatch.setattr(folder_module, "LONGEST_LOG", 0)
+    files._folder.config = FileConfig(longest_log=0)
     for run_id in RUNS:
         await write_all(files, History(run_id).begin())
     assert [row.run_id for row, _ in await other.runs.list(RunFilter())] == ["r3", "r2", "r1", "r0"]
@@ -155,10 +154,8 @@ async def test_whoever_was_away_for_several_generations_reads_all_anew(
     await other.close()
 
 
-async def test_a_writer_that_never_ends_is_told_of(
-    files: FileStore, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder_module, "BUSY_SECONDS", 0.01)
+async def test_a_writer_that_never_ends_is_reported(files: FileStore, place: Path) -> None:
+    files._folder.config = FileConfig(busy=0.01)
     other = await reopened(place)
     with other._folder.writing(), pytest.raises(StoreUnavailable, match="is one of them stopped"):
         files.journal.append([History("r1").begin()])
@@ -169,7 +166,7 @@ async def test_a_writer_that_never_ends_is_told_of(
 async def test_a_writer_waits_as_long_as_others_commit(
     files: FileStore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_module, "BUSY_SECONDS", 0.0)
+    files._folder.config = FileConfig(busy=0.0)
     other = await reopened(place)
     commits = iter(range(20))
     with ExitStack() as holding:
@@ -229,12 +226,11 @@ def story() -> list[list[Append]]:
 async def test_a_death_at_any_write_leaves_each_commit_whole_or_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_module, "LONGEST_LOG", 700)  # it begins anew on the way
     at, died = 0, True
     while died:
         at, died = at + 1, False
         place = tmp_path / str(at)
-        store = FileStore(str(place))
+        store = FileStore(str(place), FileConfig(longest_log=700))  # it begins anew on the way
         await store.open(migrate=True)
         acknowledged: list[Append] = []
         under_way: list[Append] = []

@@ -18,7 +18,8 @@ from perdure.kernel.events import RunClaimed, StepSucceeded
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Appended, Conflict
 from perdure.ports.leases import Acquired, Renewal
-from perdure.stores.postgres import connection, database, leases
+from perdure.stores.postgres import connection
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, listed, numbered, write, write_all
 from perdure.testing.conformance.history import step as steps
@@ -41,8 +42,18 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-async def store(postgres_url: str, proxy: Proxy) -> AsyncIterator[PostgresStore]:
-    async with opened(proxy.url(postgres_url)) as store:
+def config() -> PostgresConfig:
+    return PostgresConfig()
+
+
+# The store gives no answer up by time: only the question whether the connection is dead ends the wait.
+HASTY_CONFIG = PostgresConfig(answer=600.0, patience=600.0, lease_patience=599.0, silent=0.1)
+HASTY = pytest.mark.parametrize("config", [HASTY_CONFIG], ids=["hasty"])
+
+
+@pytest.fixture
+async def store(postgres_url: str, proxy: Proxy, config: PostgresConfig) -> AsyncIterator[PostgresStore]:
+    async with opened(proxy.url(postgres_url), config=config) as store:
         yield store
 
 
@@ -208,12 +219,8 @@ async def test_an_append_that_was_not_sent_is_refused_at_once(store: PostgresSto
     assert await write(store, append) == [Appended()]
 
 
-async def test_a_server_that_answers_no_more_is_given_up(
-    store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(leases, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
+@pytest.mark.parametrize("config", [PostgresConfig(answer=0.3, lease_patience=0.3, connect=0.3)], ids=["impatient"])
+async def test_a_server_that_answers_no_more_is_given_up(store: PostgresStore, proxy: Proxy) -> None:
     run = History("r1")
     await write_all(store, run.begin())
     proxy.blackhole("down")
@@ -224,22 +231,20 @@ async def test_a_server_that_answers_no_more_is_given_up(
     with pytest.raises(StoreUnavailable, match="does not answer"):
         await store.leases.acquire("k", "me", 10.0, 100.0)
     assert not writing.done()
-    monkeypatch.undo()
+    store._database.config = PostgresConfig()
     proxy.heal()
     async with asyncio.timeout(PATIENCE):
         assert await writing == [Appended()]
     assert len(await numbered(store.journal, "r1")) == 3
 
 
-async def test_a_step_that_is_never_answered_gives_its_connection_up(
-    store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_that_is_never_answered_gives_its_connection_up(store: PostgresStore, proxy: Proxy) -> None:
     run = History("r1")
     await write_all(store, run.begin(), run.then(*steps(0)))
     writer = store._database.writer
     assert writer is not None
     # The look at the statement before is still to come; it finds that this one is younger, and looks again.
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    writer.config = PostgresConfig(answer=0.2)
     writer._forget()
     await write_all(store, run.then(*steps(1)))
     proxy.blackhole("down")
@@ -332,16 +337,7 @@ async def test_an_engine_hears_of_work_after_its_connection_has_ended(postgres_u
 # --- connections that are dead and look alive ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer is given up by time: only the question whether the connection is dead ends the wait."""
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 600.0)
-    monkeypatch.setattr(database, "PATIENCE_SECONDS", 600.0)
-    monkeypatch.setattr(leases, "PATIENCE_SECONDS", 599.0)
-    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.1)
-
-
-@pytest.mark.usefixtures("hasty")
+@HASTY
 async def test_reading_and_writing_go_on_when_every_old_connection_is_dead(store: PostgresStore, proxy: Proxy) -> None:
     run = History("r1")
     await write_all(store, run.begin())
@@ -357,7 +353,7 @@ async def test_reading_and_writing_go_on_when_every_old_connection_is_dead(store
     assert len(await numbered(store.journal, "r1")) == 7
 
 
-@pytest.mark.usefixtures("hasty")
+@HASTY
 async def test_leases_blobs_and_upkeep_go_on_when_every_old_connection_is_dead(
     store: PostgresStore, proxy: Proxy
 ) -> None:
@@ -373,7 +369,7 @@ async def test_leases_blobs_and_upkeep_go_on_when_every_old_connection_is_dead(
         assert await store.leases.release_all("me") == 1
 
 
-@pytest.mark.usefixtures("hasty")
+@HASTY
 async def test_a_statement_that_takes_long_keeps_its_connection(store: PostgresStore, postgres_url: str) -> None:
     run = History("r1")
     await write_all(store, run.begin())
@@ -396,7 +392,6 @@ async def test_a_statement_that_takes_long_keeps_its_connection(store: PostgresS
     assert store._database.writer is before
 
 
-@pytest.mark.usefixtures("hasty")
 async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_over(
     postgres_url: str, proxy: Proxy
 ) -> None:
@@ -405,7 +400,7 @@ async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_ove
         return str(await wait_signal("go"))
 
     async with asyncio.timeout(PATIENCE):
-        engine = Engine(proxy.url(postgres_url), [waiting], name="a")
+        engine = Engine(PostgresStore(proxy.url(postgres_url), HASTY_CONFIG), [waiting], name="a")
         async with engine:
             before = await engine.start(waiting(), id="before")
             proxy.abandon()

@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Engine, connect, step, wait_signal, workflow
 from perdure.errors import SchemaMismatch, StoreUnavailable, UsageError
-from perdure.stores.postgres import connection
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, write_all
 from perdure.testing.conformance.history import step as steps
@@ -142,7 +142,7 @@ async def test_connections_that_end_are_replaced(pool: Any, postgres_url: str) -
     assert pool.get_size() - pool.get_idle_size() == 0
 
 
-async def test_a_pool_that_cannot_do_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_that_cannot_do_is_refused(postgres_url: str) -> None:
     with pytest.raises(UsageError, match="max_size=3, and perdure needs 4 connections"):
         PostgresStore.from_pool(asyncpg.create_pool(postgres_url, min_size=1, max_size=3))
     with pytest.raises(UsageError, match=r"give the pool that asyncpg.create_pool\(\) returns"):
@@ -155,10 +155,11 @@ async def test_a_pool_that_cannot_do_is_refused(postgres_url: str, monkeypatch: 
         pass
     with pytest.raises(UsageError, match="open the engine or the client in that block"):
         await PostgresStore.from_pool(closed).open(migrate=True)
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         taken = [await pool.acquire() for _ in range(4)]
         with pytest.raises(StoreUnavailable, match=r"no free connection for 0.1 s; raise its max_size"):
-            await PostgresStore.from_pool(pool).open(migrate=True)
+            store = PostgresStore.from_pool(pool)
+            store._database.config = PostgresConfig(connect=0.1)
+            await store.open(migrate=True)
         for one in taken:
             await pool.release(one)

@@ -15,7 +15,7 @@ from perdure.kernel.events import Batch, RunReleased
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.leases import Acquired, Renewal
-from perdure.stores.redis import server as servers_of_redis
+from perdure.stores.redis.config import RedisConfig
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, listed, numbered, step, write, write_all
 from perdure.testing.conformance.queues import claim, queued
@@ -320,11 +320,15 @@ async def test_of_writers_on_a_bad_network_every_event_is_there_once_and_in_orde
         assert [one for one in names if one[0] == name] == [f"{name}{number}" for number in range(40)]
 
 
+def hasty(server: Redis, proxy: Proxy) -> RedisStore:
+    """A store behind the proxy that soon asks whether a silent connection is dead."""
+    return RedisStore(f"{proxy.url(server.url)}?timeout=600", RedisConfig(silent=0.1))
+
+
 @pytest.fixture
-async def patient(proxy: Proxy, server: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisStore]:
+async def patient(proxy: Proxy, server: Redis) -> AsyncIterator[RedisStore]:
     """A store that gives no answer up by time: only the question whether a connection is dead ends the wait."""
-    monkeypatch.setattr(servers_of_redis, "SILENT_SECONDS", 0.1)
-    store = RedisStore(f"{proxy.url(server.url)}?timeout=600")
+    store = hasty(server, proxy)
     await store.open(migrate=True)
     await store._notifications.listening.wait()
     yield store
@@ -357,17 +361,13 @@ async def test_work_goes_on_when_every_old_connection_is_dead(
         await eventually(lambda: patient.version() != before)
 
 
-async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_over(
-    server: Redis, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servers_of_redis, "SILENT_SECONDS", 0.1)
-
+async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_over(server: Redis, proxy: Proxy) -> None:
     @workflow
     async def waiting() -> str:
         return str(await wait_signal("go"))
 
     async with asyncio.timeout(PATIENCE):
-        async with Engine(f"{proxy.url(server.url)}?timeout=600", [waiting], name="a", durability="relaxed") as engine:
+        async with Engine(hasty(server, proxy), [waiting], name="a", durability="relaxed") as engine:
             _ = await engine.start(waiting(), id="before")
             proxy.abandon()
             assert await engine.get("before") is not None
@@ -381,9 +381,7 @@ async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_ove
                 assert (await other.run(waiting(), id=id)).output == "on"
 
 
-async def test_a_command_that_takes_long_keeps_its_connection(
-    patient: RedisStore, server: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_command_that_takes_long_keeps_its_connection(patient: RedisStore, server: Redis) -> None:
     asked: list[str] = []
     patient.trace(asked.append)
     [kept] = patient._server._idle

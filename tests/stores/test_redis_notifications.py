@@ -11,7 +11,7 @@ import redis
 
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.leases import Renewal
-from perdure.stores.redis import notifications
+from perdure.stores.redis.config import RedisConfig
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, step, timer, write_all
 from perdure.testing.conformance.queues import queued
@@ -116,17 +116,15 @@ async def test_every_wish_is_one_command(store: RedisStore) -> None:
     assert len([c for c in commands if not c.startswith("SCRIPT")]) <= 4
 
 
-async def test_the_counter_is_read_only_when_nothing_was_heard(
-    store: RedisStore, second: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
+async def test_the_counter_is_read_only_when_no_notification_came(store: RedisStore, second: RedisStore) -> None:
+    second._server.config = RedisConfig(poll_interval=0.0)
     commands = traced(second)
     await second._notifications.stop()
     second._notifications.start(0)
     await eventually(lambda: "HGET" in commands)
-    # A sign of life says it too.
+    # A heartbeat returns it too.
     commands.clear()
-    monkeypatch.setattr(notifications, "POLL_SECONDS", 3600.0)
+    second._server.config = RedisConfig(poll_interval=3600.0)
     heard = second._notifications._last_notice
     await second.leases.renew_all([Renewal("k", "a", 3.0)], 1.0)
     assert second._notifications._last_notice > heard
@@ -143,7 +141,7 @@ async def test_a_dead_connection_is_noticed_by_what_was_missed(
     await write_all(store, History("r1").begin())
     await eventually(lambda: bool(missed))
     monkeypatch.undo()
-    monkeypatch.setattr(notifications, "POLL_SECONDS", 0.05)
+    second._server.config = RedisConfig(poll_interval=0.05)
     second._notifications._tasks[1].cancel()
     second._notifications._tasks[1] = asyncio.get_running_loop().create_task(second._notifications._poll())
     await eventually(lambda: second._notifications._tasks[0] is not listening)
@@ -154,13 +152,13 @@ async def test_a_dead_connection_is_noticed_by_what_was_missed(
 
 
 async def test_a_user_who_may_not_listen_hears_by_the_counter(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     with servers.redis() as server:
         with redis.Redis.from_url(server.url) as root:
             root.execute_command("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "+@all")
-        stores = [RedisStore(server.url.replace("://", "://deaf:pw@")) for _ in range(2)]
-        monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
+        url = server.url.replace("://", "://deaf:pw@")
+        stores = [RedisStore(url, RedisConfig(poll_interval=0.0)) for _ in range(2)]
         for store in stores:
             await store.open(migrate=True)
         await eventually(lambda: "may not subscribe" in caplog.text)

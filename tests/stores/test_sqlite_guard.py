@@ -17,7 +17,8 @@ import pytest
 
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Appended, Conflict
-from perdure.stores.sqlite import database, guard
+from perdure.stores.sqlite import guard
+from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, step, write, write_all
 
@@ -72,7 +73,7 @@ async def test_the_other_library_cannot_write_beside_ours(store: SqliteStore, pa
     await write_all(store, History("r2").begin())
 
 
-async def test_ours_waits_for_a_transaction_of_the_other_library(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ours_waits_for_a_transaction_of_the_other_library(path: Path) -> None:
     store = SqliteStore(str(path))
     await store.migrations.apply()
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
@@ -81,10 +82,10 @@ async def test_ours_waits_for_a_transaction_of_the_other_library(path: Path, mon
         other.execute("begin immediate")
         other.execute("create table mine (a)")
         await store.open(migrate=True)
-        monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+        config, store._database.config = store._database.config, SqliteConfig(busy=0.0)
         with pytest.raises(StoreUnavailable, match=r"the standard library's sqlite3.*give it a file of its own"):
             await write(store, History("r1").begin())
-        monkeypatch.undo()
+        store._database.config = config
         writing = asyncio.ensure_future(write(store, History("r1").begin()))
         await asyncio.sleep(0)
         other.execute("commit")

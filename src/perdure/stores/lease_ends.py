@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-# How long after its expiry a lease counts as ended: a heartbeat may be under way.
-LATE_SECONDS = 0.2
-
 
 class LeaseEnds:
-    """The ends of leases, as this process is notified of them."""
+    """The ends of leases, as this process is notified of them.
 
-    def __init__(self) -> None:
+    A lease counts as ended `late` seconds after its expiry: a heartbeat may be under way.
+    """
+
+    def __init__(self, late: float = 0.2) -> None:
+        self._late = late
         self._watchers: dict[asyncio.Queue[str | Exception], str] = {}
         # When the leases end whose heartbeats have arrived, by the clock of the loop.
         self._ends: dict[str, float] = {}
@@ -22,7 +23,7 @@ class LeaseEnds:
         if key not in self._ends:
             for watcher in self._watchers:
                 watcher.put_nowait("")  # it has one more lease to wait for
-        self._ends[key] = asyncio.get_running_loop().time() + seconds + LATE_SECONDS
+        self._ends[key] = asyncio.get_running_loop().time() + seconds + self._late
 
     def ended(self, key: str) -> None:
         """A lease was released, or may have ended."""

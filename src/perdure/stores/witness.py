@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.inherited import forget_private, keep_private
@@ -23,8 +24,13 @@ try:
 except ImportError:  # Windows: leases expire by time alone
     fcntl = None  # type: ignore[assignment]
 
-# How often the lock files are polled; that sends no statement.
-WATCH_SECONDS = 0.5
+
+@dataclass(frozen=True, slots=True)
+class WitnessConfig:
+    """Durations are in seconds."""
+
+    poll_interval: float = 0.5
+    """How often the lock files are polled; that sends no statement."""
 
 
 class WitnessedLeases:
@@ -33,8 +39,14 @@ class WitnessedLeases:
     `folder` is where the lock files are; for a store on a server, all processes of a user on the machine share one.
     """
 
-    def __init__(self, leases: Leases, url: str, folder: str | None = None) -> None:
-        self._leases, self._url, self._folder = leases, url, folder
+    def __init__(
+        self,
+        leases: Leases,
+        url: str,
+        folder: str | None = None,
+        config: WitnessConfig = WitnessConfig(),  # noqa: B008 - frozen
+    ) -> None:
+        self._leases, self._url, self._folder, self._config = leases, url, folder, config
         self._presence: Presence | None = None
 
     def _witness(self) -> Presence | None:
@@ -143,7 +155,7 @@ class WitnessedLeases:
                     if self._is_dead(key, owner):
                         del known[key]
                         ended.put_nowait(key)
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(self._config.poll_interval)
         except Exception as error:
             ended.put_nowait(error)
 

@@ -19,8 +19,6 @@ from perdure.stores.etcd.address import Address
 
 # The gRPC codes that are used here.
 INVALID, DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 3, 4, 5, 7, 8, 14, 16
-# A stream without a message for so long is opened again: its connection may be dead.
-QUIET_SECONDS = 60.0
 # Errors of OpenSSL for a server that answers a TLS handshake with something else, or not at all.
 NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure", "reset by peer")
 
@@ -51,8 +49,8 @@ class _Silent(Exception):
 class Gateway:
     """The members of one cluster."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    def __init__(self, address: Address, quiet: float) -> None:
+        self.address, self._quiet = address, quiet
         self._context = address.context()
         self._base = [f"{'https' if address.tls else 'http'}://{endpoint}/v3/" for endpoint in address.endpoints]
         self._at = 0
@@ -87,7 +85,7 @@ class Gateway:
         """Answers of etcd as they come, for as long as it is iterated."""
         token = await self._enter()
         endpoint, base = self.address.endpoints[self._at], self._base[self._at]
-        timeout = httpx2.Timeout(self.address.timeout, read=QUIET_SECONDS)
+        timeout = httpx2.Timeout(self.address.timeout, read=self._quiet)
         try:
             async with self._http().stream(
                 "POST", base + path, content=msgspec.json.encode(body), headers=_headers(token), timeout=timeout

@@ -23,13 +23,12 @@ import msgspec
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.etcd.address import Address, read_address
+from perdure.stores.etcd.config import EtcdConfig
 from perdure.stores.etcd.gateway import NOT_FOUND, Gateway, Refused
 
 # etcd takes at most 128 operations in a transaction.
 MOST_OPS = 100
 PAGE = 1000
-# How often unused epochs are swept, and how long they are kept.
-SWEEP_SECONDS, KEPT_SECONDS = 3600.0, 86400.0
 # etcd counts whole seconds, up to this many.
 LONGEST = 9_000_000_000
 
@@ -70,17 +69,18 @@ class _Entry(msgspec.Struct, frozen=True):
 class EtcdLeases:
     """Leases under one prefix of one cluster. Connects at the first call; `close` closes the connections."""
 
-    def __init__(self, address: str | Address) -> None:
+    def __init__(self, address: str | Address, config: EtcdConfig = EtcdConfig()) -> None:  # noqa: B008 - frozen
+        self._config = config
         self.address = read_address(address) if isinstance(address, str) else address
         self.url = self.address.url
-        self._gateway = Gateway(self.address)
+        self._gateway = Gateway(self.address, config.quiet)
         self._swept = -math.inf
         # The highest epoch that this process has seen, whatever etcd has lost.
         self._highest = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        if abs(now - self._swept) >= SWEEP_SECONDS:
+        if abs(now - self._swept) >= self._config.sweep:
             self._swept = now
             await self._sweep(now)
         while True:
@@ -295,7 +295,7 @@ class EtcdLeases:
         old = []
         async for entry in self._scan(self._epochs("")):
             found = _decoded(entry.value, _Epoch)
-            if found is None or found.at <= now - KEPT_SECONDS:
+            if found is None or found.at <= now - self._config.kept_epoch:
                 old.append(entry)
         for start in range(0, len(old), MOST_OPS // 2):
             part = old[start : start + MOST_OPS // 2]

@@ -19,6 +19,7 @@ import msgspec
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreUnavailable
 from perdure.inherited import forget_private, keep_private
+from perdure.stores.file.config import FileConfig
 from perdure.stores.file.lines import Change, Commit, read_commit, sealed
 
 try:
@@ -30,10 +31,6 @@ log = logging.getLogger("perdure")
 
 FORMAT = 1
 COMMITS, LOCK, RUNS, MARK = "commits.jsonl", "lock", "runs", "perdure.json"
-# A new log of commits begins when it is longer than this.
-LONGEST_LOG = 1024 * 1024
-# How long to wait for the write lock while nothing is written.
-BUSY_SECONDS = 10.0
 
 
 class _Log:
@@ -46,8 +43,8 @@ class _Log:
 class Folder:
     """One directory, opened by one process."""
 
-    def __init__(self, path: str, url: str) -> None:
-        self.path, self.url = path, url
+    def __init__(self, path: str, url: str, config: FileConfig) -> None:
+        self.path, self.url, self.config = path, url, config
         self._lock = -1
         self._log: _Log | None = None
         self._wrote = False
@@ -138,7 +135,7 @@ class Folder:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _take_lock(self) -> None:
-        deadline, seen = 0.0, object()
+        deadline, seen, busy = 0.0, object(), self.config.busy
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,9 +145,9 @@ class Folder:
                     # The lock knows no order: where others have committed, this process was unlucky.
                     version = self.version()
                     if deadline and version == seen:
-                        reason = f"another process has been writing for {BUSY_SECONDS:g} s; is one of them stopped?"
+                        reason = f"another process has been writing for {busy:g} s; is one of them stopped?"
                         raise StoreUnavailable(self.url, reason) from None
-                    deadline, seen = time.monotonic() + BUSY_SECONDS, version
+                    deadline, seen = time.monotonic() + busy, version
                 time.sleep(0.001)
 
     @contextmanager
@@ -240,7 +237,7 @@ class Folder:
         try:
             for change in changes:
                 self._apply(change)
-            if self._log.at > LONGEST_LOG:
+            if self._log.at > self.config.longest_log:
                 self._begin_log_anew()
         except OSError as error:
             # The commit holds: the next writer to that file, or the next process that opens the store, applies it

@@ -16,9 +16,6 @@ from perdure.stores.memory.store import MemoryLeases
 
 T = TypeVar("T")
 
-# How long a released lease keeps its own epoch; after that, only the highest epoch of such leases is kept.
-KEPT_SECONDS = 86400.0
-
 
 class _Saved(msgspec.Struct):
     """The file of leases. `changes` counts how often a lease changed hands."""
@@ -40,7 +37,7 @@ class FileLeases:
         with self._folder.writing():
             saved, leases = self._open()
             for held in list(leases.values()):
-                if held.expires <= now - KEPT_SECONDS:
+                if held.expires <= now - self._folder.config.kept_lease:
                     saved.floor = max(saved.floor, held.epoch)
                     del leases[held.key]
             # A lease that was swept is taken with a higher epoch than it can have had.

@@ -13,6 +13,7 @@ from perdure.ports.store import Survives
 from perdure.ports.timers import Timers
 from perdure.ports.upkeep import Upkeep
 from perdure.stores.file.blobs import FileBlobs
+from perdure.stores.file.config import FileConfig
 from perdure.stores.file.folder import Folder
 from perdure.stores.file.journal import FileJournal, FileRuns
 from perdure.stores.file.leases import FileLeases
@@ -27,10 +28,10 @@ class FileStore:
 
     survives: Survives = "power_loss"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, config: FileConfig = FileConfig()) -> None:  # noqa: B008 - frozen
         self.url = f"file:///{path}"
         self._users = Users(self.url, one_loop=False)
-        self._folder = Folder(path, self.url)
+        self._folder = Folder(path, self.url, config)
         self.journal = FileJournal(self._folder)
         self.runs = cast(Runs, _Fresh(FileRuns(self.journal), self.journal))
         self.timers = cast(Timers, _Fresh(MemoryTimers(self.journal), self.journal))

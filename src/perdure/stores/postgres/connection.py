@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from perdure.errors import InvalidStoreUrl, StoreUnavailable
 from perdure.stores.postgres.address import Address
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.names import quoted
 from perdure.stores.postgres.taskless import run_without_task
 
@@ -21,13 +22,6 @@ T = TypeVar("T")
 
 # A record of the driver, which can be read as one.
 Row = tuple[Any, ...]
-
-CONNECT_SECONDS = 5.0
-# After so long without an answer a connection is dropped, even if TCP considers it alive.
-ANSWER_SECONDS = 20.0
-# After so long without an answer another connection asks the server whether this one is dead.
-SILENT_SECONDS = 1.5
-CLOSE_SECONDS = 2.0
 
 _SETTINGS = {
     "application_name": "perdure",
@@ -50,8 +44,15 @@ WRITING = {"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "e
 class Connection:
     """A connection and the statements prepared on it."""
 
-    def __init__(self, raw: Any, trace: Callable[[str], None], silent: Callable[[], None], pool: Any = None) -> None:
-        self._raw, self._trace, self._silent = raw, trace, silent
+    def __init__(
+        self,
+        raw: Any,
+        config: PostgresConfig,
+        trace: Callable[[str], None],
+        silent: Callable[[], None],
+        pool: Any = None,
+    ) -> None:
+        self._raw, self.config, self._trace, self._silent = raw, config, trace, silent
         # The application's pool that it was taken from and goes back to; None for a connection of our own.
         self._pool = pool
         # A pool takes back a connection that has ended, and then its proxy raises: ask the connection itself.
@@ -77,11 +78,11 @@ class Connection:
     @property
     def silent(self) -> bool:
         """Whether an answer is overdue, so that something may be wrong."""
-        return self.busy and not self.closed and self._loop.time() - self.sent >= SILENT_SECONDS
+        return self.busy and not self.closed and self._loop.time() - self.sent >= self.config.silent
 
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """Run one statement, which commits by itself outside a transaction: one round trip."""
-        return await self._answer(sql, self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS))
+        return await self._answer(sql, self._raw.fetch(sql, *arguments, timeout=seconds or self.config.answer))
 
     async def write(self, sql: str, *arguments: Any) -> list[Row]:
         """As `fetch`, for the few statements that every step sends: prepared once, and kept."""
@@ -106,7 +107,7 @@ class Connection:
         """Prepare a statement for `write`: a round trip of its own, the first time."""
         kept = self._kept.get(sql)
         if kept is None:
-            kept = self._kept[sql] = await self._raw.prepare(sql, timeout=ANSWER_SECONDS)
+            kept = self._kept[sql] = await self._raw.prepare(sql, timeout=self.config.answer)
         return kept
 
     async def _send_kept(self, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
@@ -121,20 +122,21 @@ class Connection:
         self.busy = True
         self.sent = self._loop.time()
         if self._look is None:
-            self._look = self._loop.call_later(min(SILENT_SECONDS, ANSWER_SECONDS), self._looked)
+            self._look = self._loop.call_later(min(self.config.silent, self.config.answer), self._looked)
 
     def _looked(self) -> None:
         self._look = None
         if not self.busy or self.closed:
             return
+        silent, answer = self.config.silent, self.config.answer
         waited = self._loop.time() - self.sent
-        if waited >= ANSWER_SECONDS:
+        if waited >= answer:
             self.drop()
             return
-        if waited >= SILENT_SECONDS:
+        if waited >= silent:
             self._silent()
-        pause = SILENT_SECONDS - waited if waited < SILENT_SECONDS else SILENT_SECONDS
-        self._look = self._loop.call_later(min(pause, ANSWER_SECONDS - waited), self._looked)
+        pause = silent - waited if waited < silent else silent
+        self._look = self._loop.call_later(min(pause, answer - waited), self._looked)
 
     async def _answer(self, sql: str, sending: Awaitable[T]) -> T:
         self._trace(sql)
@@ -152,9 +154,9 @@ class Connection:
             return ConnectionResetError(0, "the connection ended while a statement was sent")
         return error
 
-    async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
+    async def script(self, sql: str, seconds: float | None = None) -> None:
         """Several statements without arguments."""
-        await self._answer(sql, self._raw.execute(sql, timeout=seconds))
+        await self._answer(sql, self._raw.execute(sql, timeout=seconds or self.config.answer))
 
     async def listen(self, channel: str, received: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Call `received` with each notification on the channel, and `ended` when the connection ends."""
@@ -172,7 +174,7 @@ class Connection:
 
         self._raw.add_termination_listener(over)
         self._stop_listening = stop
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(self.config.connect):
             await self._raw.add_listener(channel, notified)
 
     def drop(self) -> None:
@@ -190,13 +192,13 @@ class Connection:
             return
         try:
             if self._pool is None:
-                await self._raw.close(timeout=CLOSE_SECONDS)
+                await self._raw.close(timeout=self.config.close)
                 return
             self._given_back = True
             if self._stop_listening is not None:
-                async with asyncio.timeout(CLOSE_SECONDS):
+                async with asyncio.timeout(self.config.close):
                     await self._stop_listening()
-            await self._pool.release(self._raw, timeout=CLOSE_SECONDS)
+            await self._pool.release(self._raw, timeout=self.config.close)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             self._inner.terminate()
 
@@ -208,6 +210,7 @@ class Connection:
 
 async def connect(
     address: Address,
+    config: PostgresConfig,
     trace: Callable[[str], None],
     settings: dict[str, str] | None = None,
     silent: Callable[[], None] = lambda: None,
@@ -218,22 +221,22 @@ async def connect(
     if address.schema is not None:
         wanted["search_path"] = quoted(address.schema)
     if pool is not None:
-        return await _borrow(pool, address, wanted, trace, silent)
+        return await _borrow(pool, address, config, wanted, trace, silent)
     # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the connection.
-    async with asyncio.timeout(CONNECT_SECONDS + 1.0):
+    async with asyncio.timeout(config.connect + 1.0):
         try:
             raw = await asyncpg.connect(
                 address.dsn,
                 server_settings=wanted,
-                timeout=CONNECT_SECONDS,
+                timeout=config.connect,
                 # Statements are constants: those prepared once stay.
                 max_cached_statement_lifetime=0,
             )
         except BaseException as error:
             _abandon_answer(error)
             raise
-    _keep_alive(raw)
-    return Connection(raw, trace, silent)
+    _keep_alive(raw, config.answer)
+    return Connection(raw, config, trace, silent)
 
 
 def _abandon_answer(error: BaseException | None) -> None:
@@ -257,25 +260,30 @@ _SET = "select set_config(name, value, false) from unnest($1::text[], $2::text[]
 
 
 async def _borrow(
-    pool: Any, address: Address, wanted: dict[str, str], trace: Callable[[str], None], silent: Callable[[], None]
+    pool: Any,
+    address: Address,
+    config: PostgresConfig,
+    wanted: dict[str, str],
+    trace: Callable[[str], None],
+    silent: Callable[[], None],
 ) -> Connection:
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(config.connect):
             raw = await pool.acquire()
     except TimeoutError as error:
-        reason = f"the application's pool has had no free connection for {CONNECT_SECONDS:g} s; raise its max_size"
+        reason = f"the application's pool has had no free connection for {config.connect:g} s; raise its max_size"
         raise StoreUnavailable(address.shown, reason) from error
     try:
         # The driver sets the encoding itself.
         mine = {name: value for name, value in wanted.items() if name != "client_encoding"}
-        await raw.fetch(_SET, list(mine), list(mine.values()), timeout=ANSWER_SECONDS)
+        await raw.fetch(_SET, list(mine), list(mine.values()), timeout=config.answer)
     except BaseException:
         raw.terminate()
         raise
-    return Connection(raw, trace, silent, pool)
+    return Connection(raw, config, trace, silent, pool)
 
 
-def _keep_alive(raw: Any) -> None:
+def _keep_alive(raw: Any, seconds: float) -> None:
     """Let the operating system detect a dead peer while nothing is sent."""
     sock = raw._transport.get_extra_info("socket")
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
@@ -286,7 +294,7 @@ def _keep_alive(raw: Any) -> None:
         ("TCP_KEEPIDLE", 10),
         ("TCP_KEEPINTVL", 5),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(ANSWER_SECONDS * 1000)),
+        ("TCP_USER_TIMEOUT", int(seconds * 1000)),
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from perdure.errors import StoreUnavailable
 from perdure.stores.postgres.address import Address
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.connection import WRITING, Connection, Row, connect, require_driver
 from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, translate
 from perdure.stores.postgres.notifications import Notifications
@@ -25,13 +26,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("perdure")
 
-# How long a query is retried over new connections before it raises.
-PATIENCE_SECONDS = 8.0
-FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-# After how many serialization failures or deadlocks a statement fails.
-COLLISIONS = 10
-# How long the probe of silent connections may take, and how long an answer may still be under way after it.
-PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
 # The state of the backends of some connections, and of the connection that asks.
 _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) or pid = pg_backend_pid()"
 
@@ -39,13 +33,14 @@ _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) 
 class Database:
     """Connections, opened with `open` and closed with `close`."""
 
-    def __init__(self, address: Address, pool: Any = None) -> None:
+    def __init__(self, address: Address, config: PostgresConfig, pool: Any = None) -> None:
         require_driver(address.shown)
+        self.config = config
         # The application's pool, if connections are borrowed from one.
         self._lender = pool
         self.address, self.url = address, address.shown
         self.fill = address.names.fill
-        self.notifications = Notifications()
+        self.notifications = Notifications(config)
         # The names of the orchestrators in this process.
         self.names_held: set[str] = set()
         self.channel = ""
@@ -97,7 +92,7 @@ class Database:
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
         """A new connection; raises an error of perdure that says why there is none."""
         try:
-            connection = await connect(self.address, self._trace, settings, self._silent, self._lender)
+            connection = await connect(self.address, self.config, self._trace, settings, self._silent, self._lender)
         except Exception as error:
             if not is_driver_error(error) and not isinstance(error, ValueError):
                 raise
@@ -128,13 +123,13 @@ class Database:
             return  # the server does not answer at all: the connections may be fine
         try:
             silent = [one for one in self._connections if one.silent]
-            rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=PROBE_SECONDS)
+            rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=self.config.probe)
             states: dict[int, str | None] = dict(rows)
             # Behind a pooler backends have other process ids: nothing is known.
             dead = [(one, one.sent) for one in silent if self._is_dead(one, states)] if fresh.backend in states else []
             if dead:
                 # The answer may be under way.
-                await asyncio.sleep(GRACE_SECONDS)
+                await asyncio.sleep(self.config.grace)
         except Exception as error:
             fresh.drop()
             if not is_driver_error(error):
@@ -209,7 +204,7 @@ class Database:
 
     # --- small questions and answers ------------------------------------------------------------------------------
 
-    async def query(self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> list[Row]:
+    async def query(self, sql: str, *arguments: Any, patience: float | None = None) -> list[Row]:
         """Run an idempotent statement, over any free connection, and retry it when the connection ends."""
         rows, _ = await self.query_reporting(sql, *arguments, patience=patience)
         return rows
@@ -219,11 +214,13 @@ class Database:
         return await self.query(sql, *arguments)
 
     async def query_reporting(
-        self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS, by: Connection | None = None
+        self, sql: str, *arguments: Any, patience: float | None = None, by: Connection | None = None
     ) -> tuple[list[Row], bool]:
         """As `query`; also returns whether an earlier try may have taken effect before the one that was answered."""
+        config = self.config
+        patience = config.patience if patience is None else patience
         deadline = time.monotonic() + patience
-        pause, again, collisions = FIRST_PAUSE, False, 0
+        pause, again, collisions = config.first_pause, False, 0
         # Even if the first answer took all the time there was, try one new connection.
         chance = True
         while True:
@@ -242,18 +239,18 @@ class Database:
             except Exception as error:
                 if not is_driver_error(error):
                     raise
-                if not is_collision(error) or collisions >= COLLISIONS:
+                if not is_collision(error) or collisions >= config.collisions:
                     raise translate(error, self.url) from error
                 collisions += 1
                 continue
             if self.closed or time.monotonic() + pause > deadline:
                 raise problem
             await asyncio.sleep(pause)
-            pause = min(pause * 2, LAST_PAUSE)
+            pause = min(pause * 2, config.longest_pause)
 
     async def _send(self, connection: Connection, sql: str, arguments: tuple[Any, ...], patience: float) -> list[Row]:
         # A caller with less patience than the default waits no longer than that for the answer.
-        seconds = patience if patience < PATIENCE_SECONDS else None
+        seconds = patience if patience < self.config.patience else None
         try:
             return await connection.fetch(self.fill(sql), *arguments, seconds=seconds)
         except BaseException as error:
@@ -297,7 +294,7 @@ class Database:
     async def retry_transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run an idempotent transaction, over any free connection, and retry it when the connection ends."""
         chance = True
-        for _ in range(COLLISIONS):
+        for _ in range(self.config.collisions):
             try:
                 async with self._place() as connection:
                     try:
@@ -314,7 +311,7 @@ class Database:
                         self._idle.pop().drop()
                 elif not is_collision(error):
                     raise translate(error, self.url) from error
-        raise StoreUnavailable(self.url, f"gave up after {COLLISIONS} serialization failures; retry")
+        raise StoreUnavailable(self.url, f"gave up after {self.config.collisions} serialization failures; retry")
 
     # --- listening ------------------------------------------------------------------------------------------------
 
@@ -344,17 +341,18 @@ class Database:
 
     async def _keep_listening(self) -> None:
         """Connect and listen again whenever the connection ends, until the store is closed."""
-        pause = FIRST_PAUSE
+        config = self.config
+        pause = config.first_pause
         while True:
             await self._silence.wait()
             try:
                 await self._hear()
-                pause = FIRST_PAUSE
+                pause = config.first_pause
             except Exception as error:
-                if pause == LAST_PAUSE:
+                if pause == config.longest_pause:
                     log.debug("%s: cannot listen for notifications, polling instead; trying again: %s", self.url, error)
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, LAST_PAUSE)
+                pause = min(pause * 2, config.longest_pause)
             finally:
                 # Notifications may have been missed meanwhile.
                 self.notifications.changed()

@@ -13,7 +13,7 @@ from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome, Pen
 from perdure.stores.postgres.admission import admit, lock_queues
 from perdure.stores.postgres.appends import Prepared, prepare, statement, step_statement
 from perdure.stores.postgres.connection import Connection, Row
-from perdure.stores.postgres.database import COLLISIONS, FIRST_PAUSE, LAST_PAUSE, Database
+from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, is_taken, translate
 from perdure.stores.postgres.rows import by_column
 from perdure.stores.sqlshared.entries import batches, cut, journals
@@ -182,7 +182,8 @@ class PostgresJournal:
     async def _outcomes_of(self, prepared: list[Prepared], uncertain: bool = False) -> list[Outcome]:
         """Write over as many connections as it takes. Once a try may have been written, find out whether it was."""
         notice = self._database.notifications.for_appends([one.append for one in prepared])
-        pause, collisions = FIRST_PAUSE, 0
+        config = self._database.config
+        pause, collisions = config.first_pause, 0
         while True:
             try:
                 async with self._database.writing() as connection:
@@ -200,7 +201,7 @@ class PostgresJournal:
             except Exception as error:
                 if not is_driver_error(error):
                     raise
-                if is_collision(error) and collisions < COLLISIONS:
+                if is_collision(error) and collisions < config.collisions:
                     collisions += 1
                     continue
                 problem = translate(error, self._database.url)
@@ -213,7 +214,7 @@ class PostgresJournal:
                     self._database.url, "it was closed before it said whether the last write took effect"
                 ) from problem
             await asyncio.sleep(pause)
-            pause = min(pause * 2, LAST_PAUSE)
+            pause = min(pause * 2, config.longest_pause)
 
     async def _write(self, connection: Connection, prepared: list[Prepared], notice: str) -> Outcomes:
         simple = len({one.append.run_id for one in prepared}) == len(prepared) and not any(

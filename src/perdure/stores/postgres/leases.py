@@ -9,11 +9,6 @@ from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Renewal,
 from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 
-# A caller must learn soon that the server does not answer: a lease that cannot be renewed is lost.
-PATIENCE_SECONDS = 3.0
-# How often unused rows are swept: a sweep reads all of them.
-SWEEP_SECONDS = 3600.0
-
 # Takes the lease if it is free, expired or ours. Epochs come from one sequence for all leases: a new holder's epoch is
 # higher than that of any earlier holder.
 _ACQUIRE = """
@@ -68,7 +63,7 @@ class PostgresLeases:
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        if abs(now - self._swept) >= SWEEP_SECONDS:
+        if abs(now - self._swept) >= self._database.config.lease_sweep:
             self._swept = now
             await self._query(_SWEEP, now)
         while True:
@@ -100,7 +95,7 @@ class PostgresLeases:
             *wishes,
             now,
             *notice,
-            patience=PATIENCE_SECONDS,
+            patience=self._database.config.lease_patience,
             by=self._database.listener,
         )
         renewed = {row[0] for row in rows}
@@ -146,4 +141,4 @@ class PostgresLeases:
         return rows
 
     async def _query_reporting(self, sql: str, *arguments: object) -> tuple[list[Row], bool]:
-        return await self._database.query_reporting(sql, *arguments, patience=PATIENCE_SECONDS)
+        return await self._database.query_reporting(sql, *arguments, patience=self._database.config.lease_patience)

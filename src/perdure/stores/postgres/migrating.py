@@ -18,8 +18,6 @@ from perdure.stores.postgres.names import quoted
 from perdure.stores.sqlshared.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
 
 MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
-# Building an index over millions of runs may take hours.
-MIGRATION_SECONDS = 3600.0
 
 # From the catalogue: a query by name could be answered from the connection's cached plan.
 _HAS = """
@@ -126,7 +124,7 @@ class PostgresMigrations:
                 await connection.script("create schema " + quoted(schema))
         needed = pending(self.url, await self.applied_by(connection), MIGRATIONS)
         for one in needed:
-            await connection.script(self._database.fill(one.sql), MIGRATION_SECONDS)
+            await connection.script(self._database.fill(one.sql), self._database.config.migration)
             note = (one.number, one.name, one.checksum, one.works_with, time.time())
             await connection.fetch(self._database.fill(_NOTE), *note)
         return needed

@@ -9,6 +9,7 @@ have asked about that run lately.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -17,15 +18,12 @@ from perdure.kernel.events import RunClaimed, RunFinished, Trait, events_with
 from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR
 from perdure.stores.lease_ends import LeaseEnds
+from perdure.stores.postgres.config import PostgresConfig
 
 _FOR_OWNER, _FOR_ALL = events_with(Trait.FOR_OWNER), events_with(Trait.FOR_ALL)
 
 # PostgreSQL's limit is 8,000 bytes.
 MAX_PAYLOAD = 7_000
-# How long a process follows a run that it asked about: longer than the interval of its polls.
-FOLLOW_SECONDS = 12.0
-# Without a listening connection the version changes this often, so that everything is polled.
-BLIND_SECONDS = 1.0
 WORK, FOLLOWED, LEASES, HEARTBEAT = "w", "n", "l", "b"
 ALL = "*"
 
@@ -33,7 +31,8 @@ ALL = "*"
 class Notifications:
     """The version of the store as this process knows it, and the payloads that notify the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: PostgresConfig) -> None:
+        self._config = config
         self.listening = False
         self._token = secrets.token_hex(6)
         self._count = 0
@@ -42,7 +41,7 @@ class Notifications:
 
     def version(self) -> object:
         """Changes when the store may have changed."""
-        return self._count, 0 if self.listening else int(time.monotonic() / BLIND_SECONDS)
+        return self._count, 0 if self.listening else int(time.monotonic() / self._config.blind)
 
     def changed(self) -> None:
         """The store may have changed."""
@@ -52,7 +51,8 @@ class Notifications:
         """Code of this process waits for changes of these runs."""
         now = time.monotonic()
         if len(self._followed) > 10_000:
-            self._followed = {run_id: at for run_id, at in self._followed.items() if now - at < FOLLOW_SECONDS}
+            oldest = now - self._config.follow
+            self._followed = {run_id: at for run_id, at in self._followed.items() if at > oldest}
         self._followed.update(dict.fromkeys(run_ids, now))
 
     def received(self, payload: str) -> None:
@@ -73,7 +73,7 @@ class Notifications:
     def _wanted(self, what: str) -> bool:
         now = time.monotonic()
         followed = self._followed if what == ALL else what.split(" ")
-        return any(now - self._followed.get(run_id, -FOLLOW_SECONDS) < FOLLOW_SECONDS for run_id in followed)
+        return any(self._followed.get(run_id, -math.inf) > now - self._config.follow for run_id in followed)
 
     # --- payloads -------------------------------------------------------------------------------------------------
 

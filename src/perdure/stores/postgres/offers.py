@@ -17,9 +17,6 @@ from perdure.ports.timers import Due
 from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 
-# Longer than it takes to claim what was offered.
-OFFER_SECONDS = 2.0
-
 # All filters apply before the limit: runs that this orchestrator cannot take do not displace those that it can. Runs
 # with an owner are never withheld: the caller may be that owner. The last column says whether runs were left to others.
 _DUE = """
@@ -75,7 +72,7 @@ class Offers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.taker = secrets.token_hex(6)
+        self.taker, self.seconds = secrets.token_hex(6), database.config.offer
         self._again: asyncio.TimerHandle | None = None
         self._asked = 0
         # Whether orphans were left to another store.
@@ -97,7 +94,7 @@ class Offers:
         return [row[0] for row in rows if row[0] is not None]
 
     async def _query(self, sql: str, *arguments: object, more: tuple[object, ...] = ()) -> list[Row]:
-        rows = await self._database.query(sql, *arguments, self.taker, OFFER_SECONDS, *more)
+        rows = await self._database.query(sql, *arguments, self.taker, self.seconds, *more)
         if rows[0][-1]:
             self._orphans |= sql is _OWNED
             self.look_again()
@@ -110,7 +107,7 @@ class Offers:
         """Poll again when the notes have expired: the orchestrator that was offered the missing runs may have died."""
         if self._again is None:
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(OFFER_SECONDS + 0.5, self._move)
+            self._again = loop.call_later(self.seconds + 0.5, self._move)
 
     def _move(self) -> None:
         self._again = None

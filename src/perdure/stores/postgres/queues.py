@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.queues import Picks
 from perdure.stores.postgres.database import Database
-from perdure.stores.postgres.offers import OFFER_SECONDS, Offers
+from perdure.stores.postgres.offers import Offers
 from perdure.stores.sqlshared.queues import Held, SharedQueues
 
 # The runs that other stores picked a moment ago, and that have not begun.
@@ -63,5 +63,5 @@ class PostgresQueues(SharedQueues):
         return Picks((), found.until)
 
     async def _reserve(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
-        rows = await self._database.query(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
+        rows = await self._database.query(_TAKE, queue.name, self._offers.taker, list(run_ids), self._offers.seconds)
         return {run_id for run_id, _ in rows}

@@ -12,6 +12,7 @@ from perdure.ports.store import Survives
 from perdure.stores.postgres.address import POOL, Address, parse
 from perdure.stores.postgres.appends import GROUP, STEP
 from perdure.stores.postgres.blobs import PostgresBlobs
+from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.errors import is_driver_error, translate
@@ -40,8 +41,8 @@ _ABOUT = """
 class PostgresStore:
     """All ports on one database, in one schema, under one table prefix."""
 
-    def __init__(self, url: str) -> None:
-        self._set_up(parse(url))
+    def __init__(self, url: str, config: PostgresConfig = PostgresConfig()) -> None:  # noqa: B008 - frozen
+        self._set_up(parse(url), config)
 
     @classmethod
     def from_pool(
@@ -68,15 +69,15 @@ class PostgresStore:
         address = Address(
             "", "postgresql://(a pool)", Names(table_prefix), schema, min(POOL, most - LEAST + 1), migrate
         )
-        store._set_up(address, pool)
+        store._set_up(address, PostgresConfig(), pool)
         return store
 
-    def _set_up(self, address: Address, pool: Any = None) -> None:
+    def _set_up(self, address: Address, config: PostgresConfig, pool: Any = None) -> None:
         # Without its password: it is shown in messages.
         self.url = address.shown
         self._pool = pool
         self._users = Users(self.url, one_loop=True)
-        self._database = Database(address, pool)
+        self._database = Database(address, config, pool)
         self.journal = PostgresJournal(self._database)
         self._offers = Offers(self._database)
         self.runs = PostgresRuns(self._database, self._offers)

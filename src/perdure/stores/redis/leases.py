@@ -10,9 +10,6 @@ from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.scripts import ACQUIRE, LIVE, RELEASE, RELEASE_ALL, RENEW
 from perdure.stores.redis.server import LostReply, Server
 
-# Leases that were unused for so long are swept; the highest of their epochs is kept.
-UNUSED_SECONDS = 86_400.0
-
 
 class RedisLeases:
     """Leases on one server."""
@@ -22,7 +19,7 @@ class RedisLeases:
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        wish = (key, owner, repr(now + ttl), repr(now), repr(now - UNUSED_SECONDS))
+        wish = (key, owner, repr(now + ttl), repr(now), repr(now - self._server.config.unused_lease))
         commits, epoch, *holder = await self._server.call(ACQUIRE, wish)
         self._notifications.committed(commits)
         if holder:

@@ -14,11 +14,6 @@ from perdure.stores.redis.server import Server
 
 log = logging.getLogger("perdure")
 
-# Without a notification for so long, the counter is polled. A lease renewal returns it too.
-POLL_SECONDS = 15.0
-FIRST_RETRY, LAST_RETRY = 0.05, 2.0
-REFUSED_RETRY = 3600.0
-
 
 class Notifications:
     """The number of commits, as far as this process knows."""
@@ -70,8 +65,9 @@ class Notifications:
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(max(0.05, self._last_notice + POLL_SECONDS - loop.time()))
-            if loop.time() - self._last_notice < POLL_SECONDS:
+            interval = self._server.config.poll_interval
+            await asyncio.sleep(max(0.05, self._last_notice + interval - loop.time()))
+            if loop.time() - self._last_notice < interval:
                 continue
             before = self._count
             try:
@@ -90,7 +86,8 @@ class Notifications:
             self._tasks[0] = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
-        delay = FIRST_RETRY
+        config = self._server.config
+        delay = config.first_retry
         while True:
             try:
                 await self._listen_once()
@@ -100,18 +97,18 @@ class Notifications:
                     "%s: the user may not subscribe to notifications (%s); polling every %g s. Grant its channels",
                     self._server.url,
                     error,
-                    POLL_SECONDS,
+                    config.poll_interval,
                 )
-                delay = REFUSED_RETRY
+                delay = config.refused_retry
             except (PerdureError, RedisError, OSError) as error:
                 log.debug("%s: the listening connection ended; listening again: %s", self._server.url, error)
                 if self.listening.is_set():
-                    delay = FIRST_RETRY
+                    delay = config.first_retry
             finally:
                 self.listening.clear()
                 self._give_up()
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY) if delay < REFUSED_RETRY else FIRST_RETRY
+            delay = min(2 * delay, config.longest_retry) if delay < config.refused_retry else config.first_retry
 
     async def _listen_once(self) -> None:
         commits, ended, beat = (self._server.channel + name for name in (b"commits", b"ended", b"beat"))

@@ -23,14 +23,10 @@ from redis.exceptions import (
 
 from perdure.errors import Corrupt, InvalidStoreUrl, StoreError, StoreUnavailable
 from perdure.stores.redis.address import Address
+from perdure.stores.redis.config import RedisConfig
 from perdure.stores.redis.scripts import Script
 
 log = logging.getLogger("perdure")
-
-# After so long without an answer another connection probes whether this one is dead.
-SILENT_SECONDS = 1.5
-# How long the probe may take, and how long an answer may still be under way after it.
-PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
 
 # Refusals of a server, which come before it has done anything, and what to do about them.
 _REFUSALS: Final = {
@@ -89,8 +85,8 @@ class LostReply(Exception):
 class Server:
     """A few connections to one server, made when they are needed."""
 
-    def __init__(self, address: Address) -> None:
-        self.address, self.url = address, address.url
+    def __init__(self, address: Address, config: RedisConfig) -> None:
+        self.address, self.url, self.config = address, address.url, config
         self._meta = f"{address.prefix}meta".encode()
         self._prefix = address.prefix.encode()
         # Channels are the same for all databases of a server.
@@ -181,7 +177,7 @@ class Server:
             connection = await self._connection()
             self._used[connection] = asyncio.get_running_loop().time()
             if self._look is None:
-                self._look = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._looked)
+                self._look = asyncio.get_running_loop().call_later(self.config.silent, self._looked)
             try:
                 self.traced(label or str(command[0]))
                 async with asyncio.timeout(self.address.timeout):
@@ -224,9 +220,9 @@ class Server:
         self._look = None
         if not self._used or not self._open:
             return
-        loop = asyncio.get_running_loop()
-        self._look = loop.call_later(SILENT_SECONDS, self._looked)
-        if min(self._used.values()) + SILENT_SECONDS <= loop.time() and (self._asking is None or self._asking.done()):
+        loop, silent = asyncio.get_running_loop(), self.config.silent
+        self._look = loop.call_later(silent, self._looked)
+        if min(self._used.values()) + silent <= loop.time() and (self._asking is None or self._asking.done()):
             self._asking = loop.create_task(self._probe_silent())
 
     async def _probe_silent(self) -> None:
@@ -236,21 +232,21 @@ class Server:
         """
         before = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(self.config.probe):
                 fresh = await self.connect()
         except (RedisError, OSError):
             return  # the server does not answer at all: the connections may be fine
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(self.config.probe):
                 await fresh.send_command("PING", check_health=False)
                 await fresh.read_response()
         except (RedisError, OSError):
             return
         finally:
             await fresh.disconnect(nowait=True)
-        silent = {one: sent for one, sent in self._used.items() if sent + SILENT_SECONDS <= before}
+        silent = {one: sent for one, sent in self._used.items() if sent + self.config.silent <= before}
         if silent:
-            await asyncio.sleep(GRACE_SECONDS)  # the answer may be under way
+            await asyncio.sleep(self.config.grace)  # the answer may be under way
         dead = [one for one, sent in silent.items() if self._used.get(one) == sent]
         if dead:
             log.warning("%s: dropped connections that the server had closed without a reply; reconnecting", self.url)

@@ -10,6 +10,7 @@ from perdure.kernel.policies.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.redis.address import parse
 from perdure.stores.redis.blobs import RedisBlobs
+from perdure.stores.redis.config import RedisConfig
 from perdure.stores.redis.journal import RedisJournal
 from perdure.stores.redis.leases import RedisLeases
 from perdure.stores.redis.notifications import Notifications
@@ -31,10 +32,10 @@ FORMAT = 1
 class RedisStore:
     """All ports on one server, under one prefix of keys."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, config: RedisConfig = RedisConfig()) -> None:  # noqa: B008 - frozen
         address = parse(url)
         self.url = address.url
-        self._server = Server(address)
+        self._server = Server(address, config)
         self._notifications = Notifications(self._server)
         self._setup: Setup | None = None
         self._users = Users(self.url, one_loop=True)

@@ -20,7 +20,8 @@ import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
 from perdure.stores.sqlite import guard, migrating
-from perdure.stores.sqlite.guard import SETTLED_SECONDS, Guard
+from perdure.stores.sqlite.config import SqliteConfig
+from perdure.stores.sqlite.guard import Guard
 from perdure.stores.sqlite.migrating import APPLICATION_ID
 from perdure.stores.sqlshared.schema import pending
 
@@ -28,16 +29,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("perdure")
 
-BUSY_SECONDS = 10.0
-# Below this a commit costs less than handing it to a thread; see docs/decisions/0003-*.md.
-INLINE_SECONDS = 0.001
-# After so long without a commit the write-ahead log is checkpointed.
-QUIET_SECONDS = 0.25
 # Pages of the write-ahead log after which SQLite checkpoints it: a small log stays in the cache, and checkpoints this
 # frequent have no measurable cost.
 LOG_PAGES = 120
-# How long the first transaction waits for readers before it can checkpoint the log.
-CHECKPOINT_SECONDS = 1.0
 HEADER = 108
 MAGIC = b"SQLite format 3\x00"
 
@@ -45,8 +39,8 @@ MAGIC = b"SQLite format 3\x00"
 class Database:
     """Connections to one file, opened with `open` and closed with `close`."""
 
-    def __init__(self, path: str, url: str, vfs: str | None = None, pool: int = 1) -> None:
-        self.path, self.url, self._vfs, self._pool = path, url, vfs, pool
+    def __init__(self, path: str, url: str, config: SqliteConfig, vfs: str | None = None, pool: int = 1) -> None:
+        self.path, self.url, self.config, self._vfs, self._pool = path, url, config, vfs, pool
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._bulk: SimpleQueue[apsw.Connection] | None = None
@@ -151,7 +145,7 @@ class Database:
     def _connect(self) -> apsw.Connection:
         guard.refuse_in_a_fork(self.path)
         db = apsw.Connection(self.path, vfs=self._vfs)
-        db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        db.set_busy_timeout(int(self.config.busy * 1000))
         # Plans that do not depend on bound values: otherwise SQLite prepares a statement again for every new value.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         db.execute("pragma fullfsync=1")
@@ -183,7 +177,7 @@ class Database:
         if db.readonly("main"):
             return
         db.execute("select count(*) from sqlite_schema").fetchall()  # now its log and its shared memory exist
-        self._guard = guard.enter(self.path)
+        self._guard = guard.enter(self.path, self.config)
         self._log = self._read_log = self._guard.log
 
     def _prepare(self, db: apsw.Connection, migrate: bool) -> None:
@@ -202,7 +196,7 @@ class Database:
 
     def use_log(self, db: apsw.Connection) -> None:
         """Switch a new file to write-ahead logging. SQLite does not wait for other connections here, so retry."""
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline = time.monotonic() + self.config.busy
         while db.pragma("journal_mode") != "wal":
             try:
                 db.pragma("journal_mode", "wal")
@@ -240,7 +234,7 @@ class Database:
 
     def write(self, transaction: Callable[[apsw.Connection], T], *, fsync: bool = True) -> T | asyncio.Future[T]:
         """Run a transaction and commit it: at once when that is cheaper than a thread, else return a future."""
-        if self._commit_seconds < INLINE_SECONDS and (self._hop is None or self._hop.done()):
+        if self._commit_seconds < self.config.inline and (self._hop is None or self._hop.done()):
             try:
                 return self._transact(transaction, fsync, wait=False)
             except apsw.BusyError:
@@ -302,7 +296,7 @@ class Database:
         try:
             return self._commit(db, transaction, fsync, wait)
         finally:
-            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            db.set_busy_timeout(int(self.config.busy * 1000))
 
     def _commit(
         self, db: apsw.Connection, transaction: Callable[[apsw.Connection], T], fsync: bool, wait: bool = True
@@ -347,17 +341,17 @@ class Database:
         except apsw.BusyError:
             pass
         finally:
-            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            db.set_busy_timeout(int(self.config.busy * 1000))
 
     def _arm(self, db: apsw.Connection, held: Guard, wait: bool) -> None:
         began = time.monotonic()
-        deadline = began + BUSY_SECONDS
+        deadline = began + self.config.busy
         while True:
             db.execute("pragma wal_checkpoint(passive)")
             db.execute("begin immediate")
             try:
                 # A long read of another process prevents the checkpoint; then arm it without.
-                if held.checkpointed() or (wait and time.monotonic() - began > CHECKPOINT_SECONDS):
+                if held.checkpointed() or (wait and time.monotonic() - began > self.config.checkpoint):
                     return held.arm()
                 if not wait:
                     raise apsw.BusyError("another process is reading its log")
@@ -365,7 +359,7 @@ class Database:
                 if not wait:
                     raise
                 if time.monotonic() > deadline:
-                    raise StoreUnavailable(self.url, OTHER_WRITES) from error
+                    raise StoreUnavailable(self.url, OTHER_WRITES.format(self.config.busy)) from error
             finally:
                 db.execute("rollback")
             time.sleep(0.01)
@@ -488,7 +482,7 @@ class Database:
         if stamp == written:
             return before
         # A second commit in the same step of the file system's clock is not visible: check once more after that step.
-        return *stamp, abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
+        return *stamp, abs(time.time() - wal.st_mtime) > self.config.clock_step
 
     def _execute_routine(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
         # A lease renewal must not change `version()`, or idle engines would poll.
@@ -508,13 +502,13 @@ class Database:
         """Checkpoint the write-ahead log after a time without commits, in the thread; cheap to call often."""
         if self._quiet is None and self._write_thread is not None:
             loop = asyncio.get_running_loop()
-            self._quiet = loop.call_later(QUIET_SECONDS, self._fold_if_quiet)
+            self._quiet = loop.call_later(self.config.quiet, self._fold_if_quiet)
 
     def _fold_if_quiet(self) -> None:
         self._quiet = None
         if self._write_thread is None:
             return
-        if time.perf_counter() - self._last_write < QUIET_SECONDS:
+        if time.perf_counter() - self._last_write < self.config.quiet:
             self.checkpoint_log()
         else:
             self._submit(self._checkpoint)
@@ -529,7 +523,7 @@ class Database:
         except apsw.Error:
             pass  # a connection is busy: SQLite checkpoints by itself, and this one can wait
         finally:
-            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            db.set_busy_timeout(int(self.config.busy * 1000))
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement of every connection."""
@@ -563,7 +557,7 @@ class Database:
         if isinstance(error, apsw.CorruptError | apsw.SQLError | UnicodeDecodeError):
             return Corrupt(self.url, str(error))
         reasons = {
-            apsw.BusyError: f"another process has held the write lock for more than {BUSY_SECONDS:g} s; "
+            apsw.BusyError: f"another process has held the write lock for more than {self.config.busy:g} s; "
             "close it, or try again when it is done",
             apsw.LockedError: "another connection holds a lock on it; try again when it is done",
             apsw.FullError: "the disk is full; make room, and waiting runs go on by themselves",
@@ -580,7 +574,7 @@ class Database:
 
 READ_ONLY = "the file or its directory is read-only; make both writable, or name another file"
 OTHER_WRITES = (
-    f"other code of this process has written to it for over {BUSY_SECONDS:g} s with the standard library's sqlite3, "
+    "other code of this process has written to it for over {:g} s with the standard library's sqlite3, "
     "whose locks ours does not see; let it commit, and give it a file of its own"
 )
 _LOOK = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB

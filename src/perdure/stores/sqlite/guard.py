@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from perdure.errors import UsageError
+from perdure.stores.sqlite.config import SqliteConfig
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,8 +53,6 @@ _SHARED = 0x40000002, 510
 _ATTACHED = 128, 1
 _READ_MARKS = 123, 5
 _FLOCK = "hhqqi4x"
-# File times advance in steps of some milliseconds; two changes within one step may look the same.
-SETTLED_SECONDS = 0.04
 # In a log and in the shared memory: two numbers that change when a new log begins.
 _SALT_IN_LOG, _SALT_IN_MEMORY = 16, 32
 # In the shared memory: how many frames the log has, and how many of them are in the file.
@@ -68,8 +67,8 @@ _kept: list[int] = []
 class Guard:
     """What protects one file in this process, shared by all stores that have it open."""
 
-    def __init__(self, path: str, identity: tuple[int, int]) -> None:
-        self.path, self.identity = path, identity
+    def __init__(self, path: str, identity: tuple[int, int], clock_step: float) -> None:
+        self.path, self.identity, self._clock_step = path, identity, clock_step
         self.stores = 0
         # The log that the connections of this process write to.
         self.log = _identity(f"{path}-wal")
@@ -152,7 +151,7 @@ class Guard:
                 if os.readlink(file_at) == file_name and os.readlink(log_at) == log_name:
                     # Not if either is mounted there from another directory, nor right after a change.
                     alone = found.st_dev == self.identity[0] and log_name == f"{file_name}-wal"
-                    if alone and time.time() - found.st_ctime > SETTLED_SECONDS:
+                    if alone and time.time() - found.st_ctime > self._clock_step:
                         self._unchanged = folder
                     return None
         except OSError:
@@ -209,7 +208,7 @@ class Guard:
                 os.close(file)
 
 
-def enter(path: str) -> Guard:
+def enter(path: str, config: SqliteConfig) -> Guard:
     """The guard of a file that our library has open."""
     path = os.path.abspath(path)
     with _entering:
@@ -217,7 +216,7 @@ def enter(path: str) -> Guard:
         identity = _identity(path)
         found = _guards.get(identity)
         if found is None:
-            found = _guards[identity] = Guard(path, identity)
+            found = _guards[identity] = Guard(path, identity, config.clock_step)
         found.stores += 1
         return found
 

@@ -12,9 +12,6 @@ from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.spelling import as_json
 
-# How often unused rows are swept: a sweep reads all of them.
-SWEEP_SECONDS = 3600.0
-
 _GET = "select key, owner, epoch, expires from perdure_leases where key = ?"
 _PUT = """
     insert into perdure_leases (key, owner, epoch, expires) values (?1, ?2, ?3, ?4)
@@ -55,7 +52,7 @@ class SqlLeases:
         return await self._database.commit(lambda db: self._acquire(db, key, owner, ttl, now))
 
     def _acquire(self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
-        if abs(now - self._swept) >= SWEEP_SECONDS:
+        if abs(now - self._swept) >= self._database.config.lease_sweep:
             self._swept = now
             db.execute(_REMEMBER, (now,))
             db.execute(_SWEEP, (now,))

@@ -11,6 +11,7 @@ from perdure.kernel.policies.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.sqlite.backup import Backup, back_up
 from perdure.stores.sqlite.blobs import SqlBlobs
+from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.journal import SqlJournal
 from perdure.stores.sqlite.leases import SqlLeases
@@ -33,12 +34,19 @@ class SqliteStore:
     survives: Survives = "power_loss"
 
     def __init__(
-        self, path: str, *, vfs: str | None = None, create: bool = True, auto_migrate: bool = True, pool: int = 1
+        self,
+        path: str,
+        *,
+        vfs: str | None = None,
+        create: bool = True,
+        auto_migrate: bool = True,
+        pool: int = 1,
+        config: SqliteConfig = SqliteConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.url = f"sqlite:///{path}"
         self._create, self._auto_migrate = create, auto_migrate
         self._users = Users(self.url, one_loop=False)
-        self._database = Database(path, self.url, vfs, pool)
+        self._database = Database(path, self.url, config, vfs, pool)
         self.journal = SqlJournal(self._database)
         self.runs = SqlRuns(self._database)
         self.timers = SharedTimers(SpelledDatabase(self._database))
