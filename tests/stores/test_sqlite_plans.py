@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import apsw
 import pytest
 
 from perdure.kernel.events import RunStatus
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import RunFilter, Span
+from perdure.stores.sqlite.runs import SqlRuns
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, finished, parked, write_all
 
 
-async def plan_of(store: SqliteStore, filter: RunFilter, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The plan of the statement that lists these runs."""
+async def plan_of(
+    store: SqliteStore, ask: Callable[[SqlRuns], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The plan of the statement by which the store is asked."""
     asked: list[tuple[str, Any]] = []
 
     async def read(sql: str, bindings: Any = ()) -> list[Any]:
@@ -23,7 +27,7 @@ async def plan_of(store: SqliteStore, filter: RunFilter, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(store._database, "read", read)
-        await store.runs.list(filter)
+        await ask(store.runs)
     [(sql, bindings)] = asked
     return [str(row[-1]) for row in store._database.query("explain query plan " + sql, bindings)]
 
@@ -31,17 +35,35 @@ async def plan_of(store: SqliteStore, filter: RunFilter, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("filter", "index"),
     [
-        (RunFilter(status=[RunStatus.PARKED]), "perdure_runs_parked"),
-        (RunFilter(status=[RunStatus.PARKED], program="p", cursor="r5", limit=3), "perdure_runs_parked"),
+        (RunFilter(status=[RunStatus.PARKED]), "perdure_runs_by_status"),
+        (RunFilter(status=[RunStatus.PARKED], program="p", cursor="r5", limit=3), "perdure_runs_by_status"),
+        (RunFilter(status=[RunStatus.FAILED], values=False), "perdure_runs_by_status"),
+        (RunFilter(program="p", cursor="r5"), "perdure_runs_of_program"),
+        (RunFilter(program="p", status=[RunStatus.COMPLETED], built_in=False), "perdure_runs_of_program"),
+        (RunFilter(), "PRIMARY KEY (run_id>? AND run_id<?)"),
+        (RunFilter(tags={"a": "b"}, floor="r3"), "PRIMARY KEY (run_id>? AND run_id<?)"),
         (RunFilter(asking=True), "perdure_runs_by_approvals"),
     ],
 )
 async def test_few_among_many_are_found_by_their_index(
     store: SqliteStore, filter: RunFilter, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = await plan_of(store, filter, monkeypatch)
+    plan = await plan_of(store, lambda runs: runs.list(filter), monkeypatch)
     assert any(index in line for line in plan), plan
     assert not any("TEMP B-TREE" in line for line in plan), plan
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda runs: runs.counts(9), lambda runs: runs.ended(Span(0.0, 9.0, 3), None, 9)],
+    ids=["counts", "ended"],
+)
+async def test_runs_are_counted_in_an_index_alone(
+    store: SqliteStore, ask: Callable[[SqlRuns], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [line for line in await plan_of(store, ask, monkeypatch) if " r " in f"{line} " or "perdure_runs" in line]
+    assert plan
+    assert all("COVERING INDEX perdure_runs_by_outcome" in line for line in plan), plan
 
 
 async def test_parked_runs_are_listed_newest_first_and_page_by_page(store: SqliteStore) -> None:

@@ -15,7 +15,7 @@ from perdure.kernel.values.limits import blob_id
 from perdure.ports.blobs import verified
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
-from perdure.ports.runs import RunFilter, takes
+from perdure.ports.runs import RunFilter, Span, Tally, takes, tallies, without_values
 from perdure.ports.store import Survives
 from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.lease_ends import LeaseEnds
@@ -185,11 +185,25 @@ class MemoryRuns:
         """Runs that match, newest first."""
         self._journal.count("list")
         found = [
-            self._with_head(row)
+            self._with_head(row if filter.values else without_values(row))
             for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
             if filter.fits(row)
         ]
         return found[: filter.limit]
+
+    async def nth(self, count: int, cursor: str | None = None) -> str | None:
+        """The run_id of the newest run but `count`, before the cursor."""
+        before = sorted((run_id for run_id in self._journal.rows if cursor is None or run_id < cursor), reverse=True)
+        return before[count] if count < len(before) else None
+
+    async def counts(self, bound: int) -> Sequence[Tally]:
+        """How many runs there are, by program and status."""
+        return tallies(((row.program, row.status, 0) for row in self._journal.rows.values()), bound)
+
+    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+        """How many runs ended in each bucket of a time."""
+        rows = [row for row in self._journal.rows.values() if program in (None, row.program)]
+        return tallies(((row.program, row.status, span.bucket(row.finished_at)) for row in rows), bound)
 
     async def owned(
         self,

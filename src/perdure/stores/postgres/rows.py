@@ -10,6 +10,7 @@ from perdure.kernel.projection import COLUMNS, Kind, RunRow
 from perdure.stores.sqlshared import rows as sql
 
 RUN, RUN_AND_HEAD = sql.selects(", ".join(f"r.{name}" for name in sql.TABLE))
+WITHOUT_VALUES = sql.selects(", ".join("'null'::text" if name in sql.VALUES else f"r.{name}" for name in sql.TABLE))[1]
 _TYPES = {Kind.TEXT: "text", Kind.JSON: "text", Kind.INTEGER: "bigint", Kind.TIME: "float8"}
 # The only free text. All others are checked names, or JSON, which escapes NUL.
 REASON = sql.position("reason")

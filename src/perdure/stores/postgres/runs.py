@@ -12,7 +12,7 @@ from perdure.ports.journal import Head
 from perdure.ports.timers import Due
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import Offers
-from perdure.stores.postgres.rows import RUN, RUN_AND_HEAD, columns
+from perdure.stores.postgres.rows import RUN, RUN_AND_HEAD, WITHOUT_VALUES, columns
 from perdure.stores.sqlshared.rows import run_and_head
 from perdure.stores.sqlshared.runs import SharedRuns, SharedTimers, as_list
 
@@ -24,7 +24,7 @@ _FIND = _OF_EACH + RUN_AND_HEAD + _LATEST
 class PostgresRuns(SharedRuns):
     """The rows of runs in one database."""
 
-    run, run_and_head = RUN, RUN_AND_HEAD
+    run, run_and_head, without_values = RUN, RUN_AND_HEAD, WITHOUT_VALUES
     asking = "r.approvals > 0 and r.root = '' and "
     columns = staticmethod(columns)
 

@@ -11,16 +11,19 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import RunFilter, Span, Tally, tallies, without_values
 from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.rows import head_of, listed, unpack, unpack_or_damage
-from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, LATE, OWNED, PAGE
+from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, LATE, OWNED, PAGE, TALLY
 from perdure.stores.redis.server import Server
 
 # How many rows one script reads.
 PAGE_SIZE = 200
+# How many rows one script counts.
+TALLIED = 1000
 ALL = [f"by:{status.value}" for status in RunStatus]
+ENDED = [status for status in RunStatus if status.finished]
 
 
 class RedisRuns:
@@ -61,13 +64,50 @@ class RedisRuns:
             size = min(PAGE_SIZE, max(25, filter.limit - len(found)))
             page = await self._server.call(PAGE, (keys, cursor, size, True))
             rows = (listed(run_id.decode(), text, head) for run_id, text, head in page)
-            found += [one for one in rows if filter.fits(one[0])]
+            fitting = ((row, head) for row, head in rows if filter.fits(row))
+            found += [(row if filter.values else without_values(row), head) for row, head in fitting]
             if len(page) < size:
                 break
             cursor = page[-1][0].decode()
-            if filter.root is not None and cursor < filter.root:
+            if cursor < max(filter.root or "", filter.floor):
                 break
         return found[: filter.limit]
+
+    async def nth(self, count: int, cursor: str | None = None) -> str | None:
+        """The run_id of the newest run but `count`, before the cursor."""
+        run_ids: list[bytes] = []
+        before = "+" if cursor is None else f"({cursor}"
+        for key in ALL:
+            limit = ("LIMIT", "0", str(count + 1))
+            found = await self._server.query("ZREVRANGEBYLEX", self._key(key), before, "-", *limit)
+            run_ids = heapq.nlargest(count + 1, [*run_ids, *found])
+        return run_ids[count].decode() if count < len(run_ids) else None
+
+    async def counts(self, bound: int) -> Sequence[Tally]:
+        """How many runs there are, by program and status."""
+        return await self._tallies([*RunStatus], None, None, bound)
+
+    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+        """How many runs ended in each bucket of a time."""
+        return await self._tallies(ENDED, span, program, bound)
+
+    async def _tallies(
+        self, statuses: Sequence[RunStatus], span: Span | None, program: str | None, bound: int
+    ) -> Sequence[Tally]:
+        """Counts, the newest runs first: no index has them, so that all the runs of a status are gone through."""
+        rows: list[tuple[str, RunStatus, int | None]] = []
+        for status in statuses:
+            cursor: bytes | None = None
+            for _ in range(0, bound + 1, TALLIED):
+                answer = await self._server.call(TALLY, (f"by:{status.value}", cursor, TALLIED))
+                for name, finished in answer[1]:
+                    bucket = 0 if span is None else span.bucket(float(finished) if finished else None)
+                    if program in (None, name.decode()):
+                        rows.append((name.decode(), status, bucket))
+                cursor = answer[0]
+                if cursor is None:
+                    break
+        return tallies(rows, bound)
 
     async def owned(
         self,

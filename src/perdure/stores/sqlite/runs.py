@@ -9,7 +9,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.spelling import SpelledDatabase
-from perdure.stores.sqlshared.rows import RUN, RUN_AND_HEAD, run_and_head
+from perdure.stores.sqlshared.rows import RUN, RUN_AND_HEAD, WITHOUT_VALUES, run_and_head
 from perdure.stores.sqlshared.runs import SharedRuns, as_list
 
 _FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation desc, r.run_id desc limit 1"
@@ -25,7 +25,7 @@ _OWNED = """
 class SqlRuns(SharedRuns):
     """The rows of runs in one database file."""
 
-    run, run_and_head = RUN, RUN_AND_HEAD
+    run, run_and_head, without_values = RUN, RUN_AND_HEAD, WITHOUT_VALUES
     asking = """r.run_id in (
         select run_id from perdure_runs indexed by perdure_runs_by_approvals where approvals > 0 and root = '') and """
 

@@ -58,8 +58,12 @@ CHANGED_IN_CHILD = _changing(Changes.IN_ALL)
 CHANGED_WITH_INPUT = _changing(Changes.WITH_INPUT)
 
 _AS_TEXT = {column.name for column in COLUMNS if column.kind in (Kind.TEXT, Kind.JSON)}
-_SELECTED = ", ".join(f"cast(r.{name} as blob)" if name in _AS_TEXT else f"r.{name}" for name in TABLE)
-RUN, RUN_AND_HEAD = selects(_SELECTED)
+_COLUMNS = [f"cast(r.{name} as blob)" if name in _AS_TEXT else f"r.{name}" for name in TABLE]
+RUN, RUN_AND_HEAD = selects(", ".join(_COLUMNS))
+# What a list may leave out: it is most of a row.
+VALUES = ("input", "output")
+_NO_VALUES = ("cast('null' as blob)" if n in VALUES else part for n, part in zip(TABLE, _COLUMNS, strict=True))
+WITHOUT_VALUES = selects(", ".join(_NO_VALUES))[1]
 
 _ID, _STATUS = position("id"), position("status")
 _TEXTS = [position(column.name) for column in COLUMNS if column.kind is Kind.TEXT]
@@ -98,14 +102,14 @@ def run_row(columns: Sequence[Any]) -> RunRow:
     return row
 
 
-def run_row_or_damage(columns: Sequence[Any]) -> RunRow | Corrupt:
+def run_row_or_damage(columns: Sequence[Any], *, checked: bool = True) -> RunRow | Corrupt:
     """A row, or what is wrong with it: one damaged run must not hide the others."""
     try:
         values: list[Any] = [*columns[: WIDTH - 1]]
         for i in _TEXTS:
             if values[i] is not None:
                 values[i] = values[i].decode()
-        crc = _checksum(values, [values[i] or b"" for i in _JSON])
+        crc = _checksum(values, [values[i] or b"" for i in _JSON]) if checked else columns[WIDTH - 1]
         values[_STATUS] = RunStatus(values[_STATUS])
         for i, read in _READERS:
             values[i] = read(values[i])
@@ -127,9 +131,9 @@ def run_and_head(columns: Sequence[Any]) -> tuple[RunRow, Head]:
     return row, Head(*columns[WIDTH:])
 
 
-def listed(columns: Sequence[Any]) -> tuple[RunRow, Head]:
+def listed(columns: Sequence[Any], *, checked: bool = True) -> tuple[RunRow, Head]:
     """As `run_and_head`, but a damaged run is listed too: without its values, and with what is wrong as its reason."""
-    row = run_row_or_damage(columns)
+    row = run_row_or_damage(columns, checked=checked)
     if isinstance(row, Corrupt):
         known = {status.value: status for status in RunStatus}
         # A text may be a number or null by now: it is shown as whatever it is.

@@ -6,19 +6,23 @@ use; each store takes from them what is its own (`postgres/names.py`, `sqlite/sp
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import RunStatus
+from perdure.kernel.events import FINISHED, RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import RunFilter, Span, Tally, without_values
 from perdure.ports.timers import Ahead, Due, Late
-from perdure.stores.sqlshared.rows import listed, run_row, run_row_or_damage
+from perdure.stores.sqlshared.rows import compose, listed, run_row, run_row_or_damage
 
 # Distinct names by skip scans: one index step for each name, however many runs have it.
 _OWNERS = """
@@ -58,8 +62,8 @@ FIRST_QUEUED = """
 # A filter that is not given compares a parameter with null, so that one statement serves every combination. Tags are
 # compared as encoded text: keys and values are strings, and equal strings are encoded alike.
 _FILTER = """
-    ($1::text is null or r.run_id < $1)
-      and ($2::text[] is null or r.status = any($2::text[]))
+    r.run_id < $1 and r.run_id >= $14
+      and ($2::text is null or r.status = $2)
       and ($3::text is null or r.program = $3)
       and ($4::bool or substr(r.program, 1, 8) <> 'perdure.')
       and ($5::float8 is null or r.created_at >= $5)
@@ -71,12 +75,58 @@ _FILTER = """
       and ($11::text is null or r.queue = $11)
       and ($12::float8 is null or r.created_at < $12)
       and ($13::text is null or substr(r.id, 1, length($13)) = $13)
+      and ($15::bool is false or r.root = '')
     order by r.run_id desc limit $7
 """
-# An optional condition uses no index: open approvals, parked runs and trees have statements of their own.
-_PARKED = "r.status = 'parked' and "
+# An optional condition uses no index: what is few among many has statements of its own.
+_STATUS = "r.status = $2 and "
+_PROGRAM = "r.program = $3 and "
 # The run_ids of a tree begin with the root's run_id and '/'; '0' is the character after '/'.
 _TREE = "r.run_id >= $10 and r.run_id < $10 || '0' and "
+# What may match: which of these runs do is found out when they are read.
+_MATCHES = {
+    "input": "(strpos(r.input, $16) > 0 or strpos(r.input, $17) > 0) and ",
+    "output": "(strpos(r.output, $16) > 0 or strpos(r.output, $17) > 0) and ",
+    "error": """(strpos(lower(r.error), lower($16)) > 0 or strpos(lower(r.reason), lower($16)) > 0
+        or strpos(lower(r.error), lower($17)) > 0) and """,
+}
+# Above every run_id.
+LAST = "\U0010ffff"
+# Rows that are decoded without a pause of the event loop.
+SLICE = 200
+_NTH = "select run_id from perdure_runs where run_id < $1 order by run_id desc limit 1 offset $2"
+# Programs by status, by skip scans. Counting stops at a bound.
+_KINDS = """
+    with recursive kinds (status, program) as (
+        select s.status, (select min(r.program) from perdure_runs r where r.status = s.status)
+        from unnest($1::text[]) as s (status)
+        union all
+        select k.status,
+            (select min(r.program) from perdure_runs r where r.status = k.status and r.program > k.program)
+        from kinds k where k.program is not null
+    )
+"""
+_COUNTS = compose(
+    """<kinds>
+    select program, status, (select count(*) from (
+        select 1 from perdure_runs r where r.status = kinds.status and r.program = kinds.program
+        limit $2::bigint) counted)
+    from kinds where program is not null
+""",
+    kinds=_KINDS,
+)
+_ENDED = compose(
+    """<kinds>
+    , buckets (n) as (select 0 union all select n + 1 from buckets where n + 1 < $5::bigint)
+    select program, status, (select count(*) from (
+        select 1 from perdure_runs r where r.status = kinds.status and r.program = kinds.program
+            and r.finished_at >= $3::float8 + buckets.n * $4::float8
+            and r.finished_at < $3::float8 + (buckets.n + 1) * $4::float8
+        limit $2::bigint) counted), n
+    from kinds, buckets where program is not null and ($6::text is null or program = $6)
+""",
+    kinds=_KINDS,
+)
 _FINISHED = " where r.run_id = any($1::text[]) and (r.finished_at is not null or r.status = 'parked')"
 _DUE = """
     select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' from perdure_runs r
@@ -124,10 +174,14 @@ class SqlDatabase(Protocol):
 
 
 class SharedRuns:
-    """The rows of runs in one database. `run` and `run_and_head` are how the store selects them."""
+    """The rows of runs in one database.
+
+    `run`, `run_and_head` and `without_values` are how the store selects them.
+    """
 
     run: str
     run_and_head: str
+    without_values: str
     # The condition on runs with open approvals.
     asking: str
 
@@ -135,7 +189,16 @@ class SharedRuns:
         self._sql = database
         self._get = self.run + " where r.run_id = $1"
         self._finished = self.run + _FINISHED
-        self._list = self.run_and_head + " where "
+        self._list = {
+            (values, only, field): (self.run_and_head if values else self.without_values)
+            + " where "
+            + only
+            + matches
+            + _FILTER
+            for values in (True, False)
+            for only in ("", self.asking, _TREE, _STATUS, _PROGRAM)
+            for field, matches in {"": "", **_MATCHES}.items()
+        }
 
     @staticmethod
     def columns(found: Sequence[Any]) -> Sequence[Any]:
@@ -149,31 +212,76 @@ class SharedRuns:
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
-        only = ""
+        match, found = filter.match, list[tuple[RunRow, Head]]()
+        while len(found) < filter.limit:
+            asked = min(filter.limit - len(found), SLICE) if match is None else SLICE
+            # Of several statuses each has an index that is in order; together they have none.
+            wanted: Sequence[RunStatus | None] = filter.status or (None,)
+            pages = [await self._page(filter, status, asked) for status in wanted]
+            page = list(islice(merge(*pages, key=_by_run_id, reverse=True), asked))
+            if match is None:
+                found += page
+            else:
+                rows = ((row, head) for row, head in page if match.fits(row))
+                found += [(row if filter.values else without_values(row), head) for row, head in rows]
+            if len(page) < asked:
+                break
+            filter = replace(filter, cursor=page[-1][0].run_id)
+            await asyncio.sleep(0)
+        return found[: filter.limit]
+
+    async def _page(self, filter: RunFilter, status: RunStatus | None, limit: int) -> Sequence[tuple[RunRow, Head]]:
+        """The runs that may match, in one status or in all."""
+        only, needles = "", ("", "")
         if filter.asking:
             only = self.asking
         elif filter.root is not None:
             only = _TREE
-        elif list(filter.status) == [RunStatus.PARKED]:
-            only = _PARKED
+        elif status is not None and (status is not RunStatus.COMPLETED or filter.program is None):
+            only = _STATUS
+        elif filter.program is not None:
+            only = _PROGRAM
+        if filter.match is not None:
+            needles = filter.match.needles()
+        values = filter.values or filter.match is not None
         rows = await self._sql.read(
-            self._list + only + _FILTER,
-            filter.cursor,
-            [status.value for status in filter.status] or None,
+            self._list[values, only, filter.match.field if filter.match else ""],
+            filter.cursor or LAST,
+            None if status is None else status.value,
             filter.program,
             filter.built_in,
             filter.since,
             # Without the braces: a key and its value as they are encoded in the tags of a run.
             [msgspec.json.encode({key: value}).decode()[1:-1] for key, value in (filter.tags or {}).items()],
-            filter.limit,
+            limit,
             filter.owner,
             filter.parent,
             filter.root,
             filter.queue,
             filter.until,
             filter.id_prefix,
+            filter.floor,
+            filter.roots,
+            *(needles if filter.match else ()),
         )
-        return [listed(self.columns(row)) for row in rows]
+        return [listed(self.columns(row), checked=values) for row in rows]
+
+    async def nth(self, count: int, cursor: str | None = None) -> str | None:
+        """The run_id of the newest run but `count`, before the cursor."""
+        rows = await self._sql.read(_NTH, cursor or LAST, count)
+        return rows[0][0] if rows else None
+
+    async def counts(self, bound: int) -> Sequence[Tally]:
+        """How many runs there are, by program and status."""
+        rows = await self._sql.read(_COUNTS, [*RunStatus], bound + 1)
+        return sorted(_tally(*row, bound=bound) for row in rows)
+
+    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+        """How many runs ended in each bucket of a time."""
+        rows = await self._sql.read(
+            _ENDED, [*sorted(FINISHED)], bound + 1, span.since, span.width, span.buckets, program
+        )
+        return sorted(_tally(*row, bound=bound) for row in rows if row[2])
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
@@ -187,6 +295,14 @@ class SharedRuns:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         rows = await self._sql.query(self._finished, [*run_ids])
         return [run_row_or_damage(self.columns(row)) for row in rows]
+
+
+def _by_run_id(found: tuple[RunRow, Head]) -> str:
+    return found[0].run_id
+
+
+def _tally(program: str, status: str, count: int, bucket: int = 0, *, bound: int) -> Tally:
+    return Tally(program, RunStatus(status), min(count, bound), bucket, count > bound)
 
 
 class SharedTimers:

@@ -27,7 +27,7 @@ from perdure.kernel.events import (
 from perdure.kernel.projection import RunRow, child_rows, row
 from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Append, Appended, Conflict
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import Match, RunFilter, Span, Tally
 from perdure.ports.store import Store
 from perdure.testing.conformance.history import (
     BEGAN,
@@ -320,6 +320,126 @@ class ListConformance(StoreConformance):
             assert await ids(store, id_prefix=pattern) == []
         assert await ids(store, id_prefix="ord", limit=2) == ["r4", "r3"]
         assert await ids(store, id_prefix="ord", limit=2, cursor="r3") == ["r1", "r0"]
+
+    async def test_children_can_be_left_out(self, store: Store) -> None:
+        """Only roots: detached children are roots of their own journals, and pages have no holes."""
+        family, detached = History("r1"), History("r2", parent="r1")
+        append = family.begin_as("a", *_children("pack:0", "send:0"))
+        await write_all(store, msgspec.structs.replace(append, children=child_rows(family.state)))
+        await write_all(store, detached.begin(), History("r0").begin())
+        assert await ids(store, roots=True) == ["r2", "r1", "r0"]
+        assert await ids(store, roots=True, limit=2, cursor="r2") == ["r1", "r0"]
+        assert await ids(store, roots=True, parent="r1") == ["r2"]
+
+    async def test_rows_can_come_without_their_values(self, store: Store, second: Store) -> None:
+        """Inputs and outputs are left out, and everything else is as it was written."""
+        failure = Failure("shop.Declined", "no", Raw(b'["no"]'))
+        run = History("r1", input=Raw(b'["x"]'), tags={"a": "b"}, program="p")
+        await write_all(store, run.begin_as("a"))
+        await write_all(store, run.then(RunFinished(RunStatus.FAILED, Raw(b"[1]"), "", failure, "because")))
+        [(found, head)] = await second.runs.list(RunFilter(values=False))
+        assert found == msgspec.structs.replace(row(run.state), input=Raw(b"null"), output=Raw(b"null"))
+        assert head == await store.journal.head("r1")
+
+    async def test_runs_are_found_by_a_value_of_their_input(self, store: Store) -> None:
+        """A text is compared whole, a number by its size; a list of arguments may be skipped in the path."""
+        inputs = [
+            rb'["order-1",{"customer":"ann","qty":5}]',
+            rb'{"customer":"ann","deep":{"customer":"bo\"b"},"qty":50}',
+            rb'[{"customer":"Ann","qty":5.0,"list":[{"sku":"x"},{"sku":null}]}]',
+            rb'["customer:ann"]',
+            rb'[{"qty":true,"n":9007199254740993}]',
+        ]
+        await write_all(store, *(History(f"r{i}", input=Raw(text)).begin() for i, text in enumerate(inputs)))
+
+        async def found(path: str, value: str, **filter: Any) -> list[str]:
+            parts = tuple(path.split(".")) if path else ()
+            return await ids(store, match=Match("input", value, parts), **filter)
+
+        assert await found("customer", "ann") == ["r1", "r0"]
+        assert await found("1.customer", "ann") == ["r0"]
+        assert await found("customer", "ann", limit=1) == ["r1"]
+        assert await found("customer", "ann", cursor="r1") == ["r0"]
+        assert await found("customer", "an") == []
+        assert await found("deep.customer", 'bo"b') == ["r1"]
+        assert await found("qty", "5") == ["r2", "r0"]
+        assert await found("qty", "5.0") == ["r2", "r0"]
+        assert await found("qty", "true") == ["r4"]
+        assert await found("n", "9007199254740993") == ["r4"]
+        assert await found("n", "9007199254740992") == []
+        assert await found("list.0.sku", "x") == ["r2"]
+        assert await found("list.1.sku", "null") == ["r2"]
+        assert await found("0", "order-1") == ["r0"]
+        assert await found("", "order-1") == ["r0"]
+        assert await found("customer", "%") == []
+        # Rows without values are compared with theirs all the same.
+        assert await found("customer", "ann", values=False, floor="r1") == ["r1"]
+
+    async def test_runs_are_found_by_their_output_and_by_the_text_of_their_error(self, store: Store) -> None:
+        """An error is found by a part of its type, message, causes or reason; a run that goes on has no output."""
+        cause = Failure("builtins.OSError", "line busy")
+        failed, done, going = History("r1"), History("r2"), History("r3")
+        await write_all(store, *(run.begin_as("a") for run in (failed, done, going)))
+        failure = Failure("shop.Declined", 'card 17: DECLINED \u2014 "no"', cause=cause)
+        await write_all(store, failed.then(RunFinished(RunStatus.FAILED, error=failure, reason="Gave up")))
+        await write_all(store, done.then(RunFinished(RunStatus.COMPLETED, Raw(b'{"id":null,"sum":17}'))))
+        for text in ("declined", "Declined: card 17", '17: declined \u2014 "no"', "LINE BUSY", "gave up", "OSError"):
+            assert await ids(store, match=Match("error", text)) == ["r1"], text
+        assert await ids(store, match=Match("error", "accepted")) == []
+        assert await ids(store, match=Match("output", "17", ("sum",))) == ["r2"]
+        assert await ids(store, match=Match("output", "null", ("id",))) == ["r2"]
+        assert await ids(store, match=Match("output", "null")) == ["r1"]
+
+    async def test_a_search_ends_at_its_floor(self, store: Store) -> None:
+        """The floor is so many runs below the cursor, or there is none."""
+        await write_all(store, *(History(f"r{i}", program="pq"[i % 2]).begin() for i in range(6)))
+        assert await store.runs.nth(2) == "r3"
+        assert await store.runs.nth(2, "r3") == "r0"
+        assert await store.runs.nth(5) == "r0"
+        assert await store.runs.nth(6) is None
+        assert await ids(store, floor="r3") == ["r5", "r4", "r3"]
+        assert await ids(store, floor="r2", program="p", cursor="r4") == ["r2"]
+
+    async def test_a_page_of_several_statuses_is_in_order(self, store: Store) -> None:
+        """Also where one status has more runs than fit in a page."""
+        for i in range(9):
+            run = History(f"r{i}")
+            await write_all(store, run.begin_as("a", finished()) if i % 3 else run.begin())
+        both = [RunStatus.COMPLETED, RunStatus.QUEUED]
+        assert await ids(store, status=both, limit=4) == ["r8", "r7", "r6", "r5"]
+        assert await ids(store, status=both, limit=4, cursor="r5") == ["r4", "r3", "r2", "r1"]
+
+    async def test_runs_are_counted_by_program_and_status(self, store: Store, second: Store) -> None:
+        """Of each no more than a bound, which is told."""
+        assert list(await store.runs.counts(9)) == []
+        for i in range(7):
+            run = History(f"r{i}", program="pq"[i % 2])
+            await write_all(store, run.begin_as("a", finished()) if i > 2 else run.begin())
+        expected = [
+            Tally("p", RunStatus.COMPLETED, 2),
+            Tally("p", RunStatus.QUEUED, 2),
+            Tally("q", RunStatus.COMPLETED, 2),
+            Tally("q", RunStatus.QUEUED, 1),
+        ]
+        assert list(await second.runs.counts(9)) == expected
+        assert [(one.count, one.bounded) for one in await second.runs.counts(1)] == [(1, True)] * 3 + [(1, False)]
+
+    async def test_runs_that_ended_are_counted_in_buckets(self, store: Store) -> None:
+        """From the first moment on and before the last; runs that go on, and empty buckets, are left out."""
+        for i in range(6):
+            run = History(f"r{i}", at=BEGAN + i, program="pq"[i % 2])
+            status = RunStatus.FAILED if i == 3 else RunStatus.COMPLETED
+            await write_all(store, run.begin_as("a", finished(status)) if i < 5 else run.begin())
+        span = Span(BEGAN + 1, BEGAN + 5, 2)
+        completed, failed = RunStatus.COMPLETED, RunStatus.FAILED
+        assert list(await store.runs.ended(span, None, 9)) == [
+            Tally("p", completed, 1, 0),
+            Tally("p", completed, 1, 1),
+            Tally("q", completed, 1, 0),
+            Tally("q", failed, 1, 1),
+        ]
+        assert [one.bucket for one in await store.runs.ended(span, "p", 9)] == [0, 1]
+        assert list(await store.runs.ended(Span(BEGAN - 9, BEGAN, 3), None, 9)) == []
 
     async def test_runs_of_built_in_programs_can_be_left_out(self, store: Store) -> None:
         """By how the names of their programs begin, and by nothing else; they are counted in no page."""
