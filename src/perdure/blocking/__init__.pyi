@@ -26,9 +26,11 @@ from perdure.client.views import (
     BatchView,
     Chunk,
     GraphCheckpoint,
+    HistogramBucket,
     ItemView,
     OrchestratorView,
     QueueView,
+    RunCount,
     RunPage,
     RunResult,
     RunSummary,
@@ -172,10 +174,19 @@ class Client:
         root: str | None = None,
         queue: str | None = None,
         id_prefix: str | None = None,
+        roots: bool = False,
+        search: str | None = None,
+        values: bool = True,
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
         """Runs, newest first, a page at a time; runs of perdure's own programs only when `program` names one."""
+    def counts(self) -> Sequence[RunCount]:
+        """How many runs there are, by program and status: children too, and runs of perdure's own programs not."""
+    def histogram(
+        self, *, since: datetime, until: datetime, buckets: int = 60, program: str | None = None
+    ) -> Sequence[HistogramBucket]:
+        """How many runs ended in each of so many equal parts of a time, by status; of one program or of all."""
     def why(self, id: str) -> Why | None:
         """Why a run does not advance, or how it ended; None when it is running, or has completed."""
     def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
@@ -210,8 +221,8 @@ class Client:
         """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
     def get_checkpoint(self, id: str) -> int | None:
         """The number of the event up to which the newest snapshot replaces replay; None without a snapshot."""
-    def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start`. A child is numbered in the journal of its root."""
+    def journal(self, id: str, start: int = 0, limit: int | None = None) -> Sequence[Entry]:
+        """The events of a run from number `start`, at most `limit` of them."""
     def follow(self, id: str, start: int = 0) -> Iterator[Entry]:
         """The events of a run from number `start`, as they are committed, until it ends."""
     def stream(self, id: str, step: str | None = None, start: int = 0) -> Iterator[Chunk]:

@@ -40,6 +40,10 @@ class Which:
     parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None
     root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None
     id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None
+    roots: Annotated[bool, Parameter(negative="", help="No children.")] = False
+    search: Annotated[
+        str | None, Parameter(help="Only runs with a value: input.customer=ann, output.total=17, error='timed out'.")
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """The filters as arguments for the client, without those that were not given."""
@@ -49,8 +53,9 @@ class Which:
             "since": None if self.since is None else point(self.since, "--since"),
             "until": None if self.until is None else point(self.until, "--until"),
         }
-        for name in ("program", "owner", "queue", "parent", "root", "id_prefix"):
+        for name in ("program", "owner", "queue", "parent", "root", "id_prefix", "search"):
             found[name] = getattr(self, name)
+        found["roots"] = self.roots or None
         return {name: value for name, value in found.items() if value is not None}
 
 

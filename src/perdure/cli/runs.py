@@ -87,7 +87,9 @@ def ls(
     headings = ("id", "status", "program", "started", "took", "why")
     shown = len(headings) if any(row[-1] for row in rows) else -1
     table(headings[:shown], [row[:shown] for row in rows], cut=("program",), fold=("id", "why"))
-    if page.cursor is not None:
+    if page.searched is not None:
+        note(f"searched the newest {page.searched:,} runs; to search older ones, add --cursor {page.cursor}")
+    elif page.cursor is not None:
         note(f"there may be more: add --cursor {page.cursor}")
 
 

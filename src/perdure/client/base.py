@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perdure.client.folded import FoldedJournals
 from perdure.client.locks import Locks
 from perdure.client.signatures import Signatures
 from perdure.client.state_cache import StateCache
@@ -71,6 +72,8 @@ class StoreClient:
         self.followers = JournalFollowers(store)
         self.signatures = Signatures(store, self.clock)
         self.states = StateCache()
+        # What people looked at.
+        self.folded = FoldedJournals(store.journal)
         # The limits of queues, where they are known.
         self.queues: dict[str, Queue] = {}
         self._watch: RunWaiters | None = None

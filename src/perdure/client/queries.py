@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -13,16 +14,19 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
+from perdure.client.folded import in_slices, sliced
 from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
     BatchView,
     Chunk,
     GraphCheckpoint,
+    HistogramBucket,
     ItemView,
     Loaded,
     OrchestratorView,
     QueueView,
+    RunCount,
     RunPage,
     RunSummary,
     RunView,
@@ -57,7 +61,7 @@ from perdure.kernel.events import (
     entries,
     moment,
 )
-from perdure.kernel.ids import BATCH, check_cursor, flaw_of, step_key
+from perdure.kernel.ids import BATCH, BUILT_IN, check_cursor, flaw_of, step_key
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.resting import questions
 from perdure.kernel.policies.tags import checked_tags
@@ -67,13 +71,12 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.step_records import ChunkRecord, ItemRecord, Missed, StepRecord, began, not_run, op_statuses
 from perdure.kernel.step_records import chunks as chunks_of
 from perdure.kernel.step_records import items as items_of
-from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
 from perdure.kernel.values.items import KEY, Items, parts_of, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
-from perdure.ports.runs import RunFilter
+from perdure.ports.runs import Match, RunFilter, Span
 from perdure.ports.store import Store
 
 if TYPE_CHECKING:
@@ -83,6 +86,8 @@ if TYPE_CHECKING:
 PAGE = 1000
 # How many events are replayed by default to find the arguments of steps: the engine's loop is blocked meanwhile.
 REPLAYED = 2000
+# How many runs a search goes through, how many of a program and status are counted, and parts of a histogram.
+SEARCHED, COUNTED, BUCKETS = 100_000, 100_000, 1000
 # How many bytes of journals are read to explain the runs of a page.
 JOURNALS_READ = 8 * 1024 * 1024
 # How many queued runs are counted to say how many are ahead of one.
@@ -109,6 +114,8 @@ class RunFilters(TypedDict, total=False):
     root: str | None
     queue: str | None
     id_prefix: str | None
+    roots: bool
+    search: str | None
 
 
 class Queries:
@@ -123,20 +130,64 @@ class Queries:
         if found is None:
             return None
         run, head = found
-        state = fold(run.root or run.run_id, await self._base.store.journal.read(run.root or run.run_id))
-        return run_view(await self._load(run), head, state)
+        loaded = await self._load(run)
+        return run_view(loaded, head, (await self._base.folded.read(run.root or run.run_id, head)).state)
 
-    async def list(self, filters: RunFilters, limit: int, cursor: str | None) -> RunPage:
+    async def list(self, filters: RunFilters, limit: int, cursor: str | None, *, values: bool = True) -> RunPage:
         """The runs that match, newest first, a page at a time."""
         self._base.check_open()
         limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
         _ = check_cursor(cursor, "list")
         filter = await self.filter("list", filters)
         # One more than asked for shows whether there is another page.
-        found = await self._base.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
-        page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
-        page.cursor = page[-1].run_id if len(found) > limit else None
+        filter = replace(filter, limit=limit + 1, cursor=cursor, values=values)
+        # No index has tags and values: a search ends before it has gone through years of runs.
+        searching = bool(filter.tags) or filter.match is not None
+        floor = await self._base.store.runs.nth(SEARCHED - 1, cursor) if searching else None
+        found = await self._base.store.runs.list(replace(filter, floor=floor or ""))
+        page = RunPage()
+        for some in sliced(found[:limit]):
+            page += [run_summary(await self._load_or_say(run) if values else Loaded(run), head) for run, head in some]
+            await asyncio.sleep(0)
+        if len(found) > limit:
+            page.cursor = page[-1].run_id
+        elif floor is not None:
+            page.cursor, page.searched = floor, SEARCHED
         return page
+
+    async def counts(self) -> Sequence[RunCount]:
+        """How many runs there are, by program and status: children too, and runs of perdure's own programs not.
+
+        Of each program and status no more than 100,000 are counted; `bounded` says where there are more.
+        """
+        self._base.check_open()
+        found = await self._base.store.runs.counts(COUNTED)
+        return [
+            RunCount(one.program, one.status, one.count, one.bounded)
+            for one in found
+            if not one.program.startswith(BUILT_IN)
+        ]
+
+    async def histogram(
+        self, *, since: datetime, until: datetime, buckets: int = 60, program: str | None = None
+    ) -> Sequence[HistogramBucket]:
+        """How many runs ended in each of so many equal parts of a time, by status; of one program or of all."""
+        self._base.check_open()
+        first, last = _timestamp(since, "histogram(since"), _timestamp(until, "histogram(until")
+        if first is None or last is None or first >= last:
+            raise UsageError(f"histogram(since={since!r}, until={until!r}): `since` must be before `until`")
+        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= BUCKETS:
+            raise UsageError(f"histogram(buckets={buckets!r:.60}): ask for 1 to {BUCKETS}")
+        span = Span(first, last, buckets)
+        name = _named(program, "histogram(program", "the name of a workflow")
+        counted: list[Counter[RunStatus]] = [Counter() for _ in range(buckets)]
+        for one in await self._base.store.runs.ended(span, name, COUNTED):
+            if name is not None or not one.program.startswith(BUILT_IN):
+                counted[one.bucket][one.status] += one.count
+        return [
+            HistogramBucket(moment(first + n * span.width), moment(first + (n + 1) * span.width), dict(counts))
+            for n, counts in enumerate(counted)
+        ]
 
     async def filter(self, call: str, given: RunFilters) -> RunFilter:
         """The filters of a call, checked."""
@@ -154,6 +205,8 @@ class Queries:
             queue=_named(given.get("queue"), f"{call}(queue", "the name of a queue"),
             id_prefix=_named(None if prefix == "" else prefix, f"{call}(id_prefix", "the beginning of an id"),
             built_in=program is not None,
+            roots=bool(given.get("roots")),
+            match=_match(given.get("search"), call),
         )
 
     async def why(self, id: str) -> Why | None:
@@ -262,12 +315,12 @@ class Queries:
         `inputs`: whether an Engine that has the code replays the run to find the arguments of its steps. By default it
         does unless the journal is long.
         """
-        run, _ = await self._base.require(id)
+        run, head = await self._base.require(id)
         root = await self._base.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
-        batches = await self._base.store.journal.read(run.root or run.run_id)
         try:
-            records, missed = steps_of(batches), Missed()
+            folded = await self._base.folded.read(run.root or run.run_id, head)
+            batches, records, missed = [*folded.batches], folded.steps.found(), Missed()
             program = self._gateway.find_program(run.program, run.version)
             short = sum(len(batch.events) for batch in batches) <= REPLAYED
             wanted = inputs or (inputs is None and (short or (program is not None and program.decides)))
@@ -283,15 +336,19 @@ class Queries:
                 records = sorted([*records, *map(not_run, missed.turns)], key=began)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-            return [
-                step_view(
-                    record,
-                    await self._base.payloads.load(record.output_blob, record.output),
-                    lives or record.remote,
-                    replayed[record.path] if record.path in replayed else await self._recorded(record),
-                )
-                for record in records
-            ]
+            views: list[StepView] = []
+            for some in sliced(records):
+                views += [
+                    step_view(
+                        record,
+                        await self._base.payloads.load(record.output_blob, record.output),
+                        lives or record.remote,
+                        replayed[record.path] if record.path in replayed else await self._recorded(record),
+                    )
+                    for record in some
+                ]
+                await asyncio.sleep(0)
+            return views
         except (LookupError, msgspec.MsgspecError, RecursionError) as error:
             reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
             raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
@@ -532,12 +589,26 @@ class Queries:
         taken = newest(await self._base.store.journal.read(run.root or run.run_id))
         return None if taken is None else taken.seq
 
-    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start`. A child is numbered in the journal of its root."""
+    async def journal(self, id: str, start: int = 0, limit: int | None = None) -> Sequence[Entry]:
+        """The events of a run from number `start`, at most `limit` of them.
+
+        A child is numbered in the journal of its root. The next page starts after the number of the last event.
+        """
         start = _whole(start, "journal(start", 0, "events are numbered from 0")
+        left = None if limit is None else _whole(limit, "journal(limit", 1, "ask for at least one event")
         run, _ = await self._base.require(id)
-        root = run.root or run.run_id
-        return _of(run, entries(root, await self._base.store.journal.read(root, start), start, run.run_id))
+        root, found = run.root or run.run_id, list[Entry]()
+        while left is None or len(found) < left:
+            # Of the journal of a root, the events of a child are few.
+            asked = left if left is None or not run.root else max(left, PAGE)
+            batches = await in_slices(self._base.store.journal, root, start, asked)
+            for some in sliced(batches):
+                found += _of(run, entries(root, some, start, run.run_id))
+                await asyncio.sleep(0)
+            if left is None or not batches or not run.root:
+                break
+            start = batches[-1].seq + len(batches[-1].events)
+        return found if left is None else found[:left]
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
         """The events of a run from number `start` on, as they come, until it ends."""
@@ -665,6 +736,27 @@ def _timestamp(at: datetime | None, what: str) -> float | None:
             f"{what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
         )
     return at.timestamp()
+
+
+def _match(search: str | None, call: str) -> Match | None:
+    """What is searched for: `input.customer=ann`, `output.total=17`, or `error=timed out`."""
+    if search is None or search == "":
+        return None
+    if isinstance(search, str):
+        left, equals, value = search.partition("=")
+        field, *path = left.strip().split(".")
+        flaw = flaw_of(search, MAX_ASKED)
+        if flaw is not None:
+            raise UsageError(f"{call}(search={search[:60]!r}): it {flaw}, which nothing that is stored can have")
+        match field:
+            case "input" | "output" if equals and all(path):
+                return Match(field, value.strip(), tuple(path))
+            case "error" if equals and value.strip() and not path:
+                return Match(field, value.strip())
+    raise UsageError(
+        f"{call}(search={search!r:.80}): write what is searched, as in input.customer=ann, output.total=17, or "
+        "error=timed out; ids, tags and programs have filters of their own"
+    )
 
 
 def _named(name: str | None, what: str, meaning: str) -> str | None:

@@ -113,13 +113,18 @@ class Reader:
         root: str | None = None,
         queue: str | None = None,
         id_prefix: str | None = None,
+        roots: bool = False,
+        search: str | None = None,
+        values: bool = True,
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
         """Runs, newest first, a page at a time; runs of perdure's own programs only when `program` names one.
 
         Created at or after `since` and before `until`. `parent` and `root` are ids or run_ids; a run without a parent
-        is its own root. `owner` is an orchestrator. `id_prefix` is compared literally.
+        is its own root, and `roots` leaves children out. `owner` is an orchestrator. `id_prefix` is compared literally.
+        `search` is `input.customer=ann`, `output.total=17` or `error=timed out`. A search, or one by tags, looks at
+        100,000 runs; `page.searched` says where it stopped. Without `values` the inputs and outputs are left out.
         """
         filters = RunFilters(
             status=status,
@@ -132,8 +137,13 @@ class Reader:
             root=root,
             queue=queue,
             id_prefix=id_prefix,
+            roots=roots,
+            search=search,
         )
-        return await self._queries.list(filters, limit, cursor)
+        return await self._queries.list(filters, limit, cursor, values=values)
+
+    counts = delegated("_queries", Queries.counts)
+    histogram = delegated("_queries", Queries.histogram)
 
     why = delegated("_queries", Queries.why)
     reasons = delegated("_queries", Queries.reasons)

@@ -359,9 +359,33 @@ def orchestrator_views(
 
 
 class RunPage(list[RunSummary]):
-    """A page of runs. `cursor` gives the next one, and is None on the last."""
+    """A page of runs. `cursor` gives the next one, and is None on the last.
+
+    `searched`: no more runs than so many were looked at for tags and values; older ones may match, and the cursor
+    continues there.
+    """
 
     cursor: str | None = None
+    searched: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCount:
+    """How many runs of a program are in a status. `bounded`: at least so many."""
+
+    program: str
+    status: RunStatus
+    count: int
+    bounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBucket:
+    """How many runs ended from `since` on and before `until`, by status."""
+
+    since: datetime
+    until: datetime
+    counts: dict[RunStatus, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,8 @@ class StepStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """A fact in a journal."""
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """A fact in a journal. Never in a cycle, so the collector skips it: a look at a long journal makes thousands."""
 
     def __repr__(self) -> str:
         """Shows values, which are raw JSON otherwise."""
@@ -640,7 +640,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     events: Sequence[AnyEvent]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One event at its place in a journal, as callers see it."""
 
     seq: int

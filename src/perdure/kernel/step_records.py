@@ -34,7 +34,7 @@ from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.skips import why_no_result
 
 
-class AttemptRecord(msgspec.Struct):
+class AttemptRecord(msgspec.Struct, gc=False):
     """One attempt of a step."""
 
     number: int
@@ -76,7 +76,7 @@ class Missed(msgspec.Struct):
     whole: bool = False
 
 
-class StepRecord(msgspec.Struct):
+class StepRecord(msgspec.Struct, gc=False):
     """One step of a run."""
 
     path: str
@@ -120,60 +120,75 @@ def began(record: StepRecord) -> float:
     return record.attempts[0].started_at if record.attempts else record.finished_at or 0.0
 
 
+class StepRecords:
+    """Every step of a run with its attempts, as far as the journal has been fed."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, StepRecord] = {}
+        # Nodes that a gate chose: another gate may not have chosen them.
+        self._chosen: set[str] = set()
+
+    def feed(self, batches: Iterable[Batch]) -> None:
+        """Take in what comes next in the journal."""
+        for batch in batches:
+            for event in batch.events:
+                if isinstance(event, StepStarted):
+                    record = self._found.get(event.op)
+                    if record is None or not record.attempts:
+                        record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
+                        record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
+                        self._found[event.op] = record
+                    elif record.attempts[-1].status is StepStatus.RUNNING:
+                        # A new attempt without an outcome of the previous one: its owner died.
+                        record.attempts[-1].status = StepStatus.UNKNOWN
+                    record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
+                    record.status = StepStatus.RUNNING
+                elif isinstance(event, StepSucceeded):
+                    record = self._found[event.op]
+                    record.output, record.output_blob = event.value, event.blob
+                    _end(record, StepStatus.SUCCEEDED, batch.at, None)
+                elif isinstance(event, AttemptFailed):
+                    last = self._found[event.op].attempts[-1]
+                    last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
+                    last.retry_at = event.retry_at
+                    self._found[event.op].fallback = event.fallback
+                elif isinstance(event, StepFailed):
+                    status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
+                    _end(self._found[event.op], status, batch.at, event.error)
+                elif isinstance(event, ChunkAppended):
+                    record = self._found[event.op]
+                    if event.restart:
+                        record.chunks, record.restarts = [], record.restarts + 1
+                    record.chunks += event.chunks
+                    record.shown = event.end
+                elif isinstance(event, RunClaimed | RunForked):
+                    for record in self._found.values():
+                        record.replayed |= record.finished_at is not None
+                elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
+                    for turn in _skipped(event, batch.at):
+                        self._found.setdefault(turn.op, not_run(turn))
+                    if event.kind == "route":
+                        self._chosen.update(_targets(event, "chose"))
+                elif isinstance(event, StepProgressed):
+                    self._found[event.op].progress = event.progress
+                elif isinstance(event, StepSkipped):
+                    _end(self._found[event.op], StepStatus.SKIPPED, batch.at, event.error)
+                    self._found[event.op].attempts[-1].status = StepStatus.FAILED
+                elif isinstance(event, RunFinished):
+                    for record in self._found.values():
+                        if record.status is StepStatus.RUNNING:
+                            record.status = StepStatus.UNKNOWN
+
+    def found(self) -> list[StepRecord]:
+        """The steps in the order they began."""
+        return [record for record in self._found.values() if record.attempts or record.path not in self._chosen]
+
+
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
     """Every step of a run with its attempts, in the order they began."""
-    found: dict[str, StepRecord] = {}
-    # Nodes that a gate chose: another gate may not have chosen them.
-    chosen: set[str] = set()
-    for batch in batches:
-        for event in batch.events:
-            if isinstance(event, StepStarted):
-                record = found.get(event.op)
-                if record is None or not record.attempts:
-                    record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
-                    record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
-                    found[event.op] = record
-                elif record.attempts[-1].status is StepStatus.RUNNING:
-                    # A new attempt without an outcome of the previous one: its owner died.
-                    record.attempts[-1].status = StepStatus.UNKNOWN
-                record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
-                record.status = StepStatus.RUNNING
-            elif isinstance(event, StepSucceeded):
-                record = found[event.op]
-                record.output, record.output_blob = event.value, event.blob
-                _end(record, StepStatus.SUCCEEDED, batch.at, None)
-            elif isinstance(event, AttemptFailed):
-                last = found[event.op].attempts[-1]
-                last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
-                last.retry_at = event.retry_at
-                found[event.op].fallback = event.fallback
-            elif isinstance(event, StepFailed):
-                status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
-                _end(found[event.op], status, batch.at, event.error)
-            elif isinstance(event, ChunkAppended):
-                record = found[event.op]
-                if event.restart:
-                    record.chunks, record.restarts = [], record.restarts + 1
-                record.chunks += event.chunks
-                record.shown = event.end
-            elif isinstance(event, RunClaimed | RunForked):
-                for record in found.values():
-                    record.replayed |= record.finished_at is not None
-            elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
-                for turn in _skipped(event, batch.at):
-                    found.setdefault(turn.op, not_run(turn))
-                if event.kind == "route":
-                    chosen.update(_targets(event, "chose"))
-            elif isinstance(event, StepProgressed):
-                found[event.op].progress = event.progress
-            elif isinstance(event, StepSkipped):
-                _end(found[event.op], StepStatus.SKIPPED, batch.at, event.error)
-                found[event.op].attempts[-1].status = StepStatus.FAILED
-            elif isinstance(event, RunFinished):
-                for record in found.values():
-                    if record.status is StepStatus.RUNNING:
-                        record.status = StepStatus.UNKNOWN
-    return [record for record in found.values() if record.attempts or record.path not in chosen]
+    records = StepRecords()
+    records.feed(batches)
+    return records.found()
 
 
 def _skipped(event: ValueRecorded, at: float) -> Iterable[NotRun]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
+from operator import itemgetter
 
 import msgspec
 
@@ -115,7 +118,10 @@ class MemoryJournal:
         self.count("read")
         result: list[Batch] = []
         left = limit
-        for seq, at, data in self.batches.get(run_id, ()):
+        batches = self.batches.get(run_id, [])
+        for seq, at, data in islice(batches, max(0, bisect(batches, start, key=itemgetter(0)) - 1), None):
+            if left is not None and left <= 0:
+                break
             events = decode_events(data)
             wanted = events[max(0, start - seq) :][:left]
             if wanted:
