@@ -6,9 +6,11 @@ would inherit that: Ctrl-C would not interrupt it, and its test would wait for e
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,18 @@ def children() -> Iterator[Children]:
     children = Children()
     yield children
     children.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits to be collected is none."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        # It has ended meanwhile, or this system has no such files.
+        return not Path("/proc/self/stat").exists()
 
 
 _wait = subprocess.Popen.__exit__

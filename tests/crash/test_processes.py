@@ -16,6 +16,7 @@ from tests.crash import programs
 from tests.crash.fleet import freeze
 from tests.crash.harness import Child, Children, Journal, audit, check_executions, create, peek, read_effects, until
 from tests.patience import PATIENCE
+from tests.processes import is_alive
 
 CHECK_INTERVAL = 0.3
 # No test lives to see the end of such a lease, nor such an interval: what happens, something else makes happen.
@@ -191,11 +192,3 @@ def test_a_killed_engine_leaves_no_process_of_its_steps_behind(children: Childre
             os.kill(pid, signal.SIGKILL)
     # And the step runs again, in another one.
     assert children.start("run", tmp_path, **command).result() == int(pids.read_text().split()[1])
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it is more than a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

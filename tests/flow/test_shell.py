@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from perdure import UsageError
 from perdure.authoring.flow.shell import CommandFailed, shell
 from tests.flow.writing import flow_of, problems_of, run
+from tests.processes import is_alive
 
 
 async def test_arguments_are_given_as_they_are(tmp_path: Path) -> None:
@@ -85,21 +85,12 @@ time.sleep(600)
     with pytest.raises(asyncio.CancelledError):
         await task
     for pid in map(int, pids.read_text().split()):
-        while _is_alive(pid):
+        while is_alive(pid):
             await asyncio.sleep(0.01)
 
 
 async def test_a_process_in_the_background_does_not_hold_the_step() -> None:
     found = await shell("sleep 600 & echo $!", shell=True)
     pid = int(found["stdout"])
-    while _is_alive(pid):
+    while is_alive(pid):
         await asyncio.sleep(0.01)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"

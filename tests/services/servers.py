@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from tests.patience import PATIENCE
+from tests.processes import is_alive
 from tests.services.binaries import binaries
 from tests.services.keeper import children
 
@@ -186,13 +187,13 @@ class Server(ABC):
         family = self._family()
         for pid in reversed(family):
             self._signal(signal.SIGKILL, pid)
-        self._wait(lambda: not self.alive and not any(map(_exists, family)), "did not die", running=False)
+        self._wait(lambda: not self.alive and not any(map(is_alive, family)), "did not die", running=False)
 
     def kill_first(self) -> None:
         """`kill -9` of its first process alone. The others notice, and end by themselves."""
         family = self.processes()
         self._signal(signal.SIGKILL)
-        self._wait(lambda: not self.alive and not any(map(_exists, family)), "did not die", running=False)
+        self._wait(lambda: not self.alive and not any(map(is_alive, family)), "did not die", running=False)
 
     def restart(self) -> None:
         """Stop it, and start it with the same port and data."""
@@ -586,14 +587,3 @@ def _as(user: User | None) -> dict[str, Any]:
 def _give(path: Path, user: User) -> None:
     for one in (path, *path.rglob("*")):
         os.chown(one, user.uid, user.gid, follow_symlinks=False)
-
-
-def _exists(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits to be collected is none."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:
-        return not Path("/proc/self/stat").exists()
