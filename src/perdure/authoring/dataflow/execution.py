@@ -149,8 +149,7 @@ class DataflowExecution:
         self._unmet = list(plan.waits)
         self._turns = [0] * count
         # By node: how many nodes have yet to take its value in this round.
-        self._all_readers = _readers(plan)
-        self._readers = list(self._all_readers)
+        self._readers = list(plan.readers)
         # What gates chose in this round, and why nodes did not run in it.
         self._chosen: dict[int, frozenset[int]] = {}
         self._reasons: dict[int, str] = {}
@@ -1006,7 +1005,7 @@ class DataflowExecution:
             self._caught -= {node for node, _ in region.body}
         for node, unmet in region.body:
             self._status[node], self._unmet[node], self._values[node] = WAITING, unmet, None
-            self._readers[node] = self._all_readers[node]
+            self._readers[node] = self._plan.readers[node]
             self._chosen.pop(node, None)
             self._reasons.pop(node, None)
             if not unmet:
@@ -1118,14 +1117,6 @@ class DataflowExecution:
 def _is_no_data(value: Value) -> bool:
     found = value.part(_STATUS)
     return found is not None and found.data == NO_DATA
-
-
-def _readers(plan: Plan) -> list[int]:
-    readers = [0] * len(plan.nodes)
-    for producers in plan.reads:
-        for producer in producers:
-            readers[producer] += 1
-    return readers
 
 
 _APPLY: dict[type[Any], Callable[[DataflowExecution, Any], None]] = {

@@ -257,6 +257,15 @@ class Plan(msgspec.Struct, frozen=True):
     # The node that runs when the others have ended, however they did; it is a child, and in no region. -1: there is
     # none. It may take the input `STATUS`.
     last: int = -1
+    # By node: how many nodes take its value. Counted from `reads`, once for all runs.
+    readers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        readers = [0] * len(self.nodes)
+        for producers in self.reads:
+            for producer in producers:
+                readers[producer] += 1
+        msgspec.structs.force_setattr(self, "readers", tuple(readers))
 
 
 # The input that says how a run has ended, for the last node: succeeded, failed, cancelled or bailed.
