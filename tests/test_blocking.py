@@ -30,8 +30,8 @@ PAIRS = [
     (blocking.Blobs, Blobs),
     (blocking.Locks, Locks),
 ]
-# What callers of the async classes reach through attributes, and has no meaning for blocking code.
-INNER = {"watch", "locker"}
+# What has no meaning for blocking code.
+INNER = {"asgi", "lifespan", "locker", "watch"}
 RETURNS = {
     "AsyncIterator[Entry]": "Iterator[Entry]",
     "AsyncIterator[Chunk]": "Iterator[Chunk]",

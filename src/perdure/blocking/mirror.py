@@ -18,8 +18,8 @@ from perdure.client.bulk import BulkReport
 
 C = TypeVar("C", bound="type[Mirror]")
 
-# What callers of the async classes reach through attributes, and has no meaning for blocking code.
-LEFT_OUT = frozenset({"watch"})
+# What has no meaning for blocking code: what the async classes are built of, and what runs in the loop of a server.
+LEFT_OUT = frozenset({"asgi", "lifespan", "watch"})
 # The blocking class of each async one.
 _MIRRORS: dict[type, type[Mirror]] = {}
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
     "queues": ("perdure.cli.queues:app", "See what waits in queues: ls."),
     "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until told to stop."),
+    "serve": ("perdure.cli.serve:serve", "Serve the dashboard and the HTTP API of a store."),
     "orchestrators": ("perdure.cli.orchestrators:app", "See who lives and who owns what: ls."),
     "schedules": (
         "perdure.cli.schedules:app",

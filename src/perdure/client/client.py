@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, Literal, TypeVar, Unpack, cast, get_args, overload
 
 from perdure.client.base import StoreClient
@@ -61,6 +63,24 @@ class Client(Reader):
         self._capsules = Capsules(base, gateway, queries)
         self._pruner = Pruner(base, self._capsules)
         self._rebuilder = Rebuilder(base)
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Open for as long as an application lives: `FastAPI(lifespan=engine.lifespan)`."""
+        async with self:
+            yield
+
+    def asgi(self, *, access: Callable[..., Any] | None = None, trace_url: str | None = None) -> Any:
+        """An ASGI application with the HTTP API and the dashboard: `app.mount("/flows", engine.asgi(access=who))`.
+
+        `access` says who a request is from, as a `perdure.server.Access`, or None where it is not known (401); it may
+        be async. Without it only requests from this machine are served. `trace_url` is where traces are shown, with
+        `{trace_id}` in it. Needs `perdure[server]`.
+        """
+        # By name: the server is outside of the client, and an application without it does not load it.
+        return import_module("perdure.server.app").app(self, access=access, trace_url=trace_url)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""Who may do what. Decides about one request; knows no store and no run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from starlette.requests import Request
+
+from perdure.errors import UsageError
+
+# What a route asks for. `any`: everybody who is let in at all, with whatever permissions.
+Permission = Literal["read", "run", "approve", "debug", "admin", "metrics"]
+Role = Literal["any", "read", "run", "approve", "debug", "admin", "metrics"]
+PERMISSIONS: tuple[str, ...] = get_args(Permission)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who a request is from, and what that person or program may do.
+
+    `may` are permissions: `read`, `run` (start, signal, cancel, pause, resume, retry, fork), `approve`, `debug`
+    (source, variables, capsules), `admin` (schedules, locks, resolve), `metrics`. `programs` narrows them to runs of
+    these. `redact` are paths of values that are masked before they leave the server, as in `$.card.number`.
+    """
+
+    name: str
+    may: Collection[str] = frozenset({"read"})
+    programs: Collection[str] | None = None
+    redact: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise UsageError(f"Access(name={self.name!r:.80}): a name says who it is, such as request.user.name")
+        for what in ("may", "programs", "redact"):
+            given = getattr(self, what)
+            if isinstance(given, str):
+                raise UsageError(f"Access({what}={given!r:.80}): give a set of them, such as {{{given!r:.40}}}")
+        may = frozenset(self.may)
+        if wrong := sorted(str(one) for one in may - set(PERMISSIONS)):
+            raise UsageError(f"Access(may=...): {wrong[0]!r:.40} is no permission; there are {', '.join(PERMISSIONS)}")
+        object.__setattr__(self, "may", may)
+        object.__setattr__(self, "programs", None if self.programs is None else frozenset(self.programs))
+        object.__setattr__(self, "redact", tuple(self.redact))
+
+    def allows(self, role: str) -> bool:
+        """Whether a route with this role may be used."""
+        return role == "any" or role in self.may
+
+    def sees(self, program: str) -> bool:
+        """Whether runs of this program may be seen and told something."""
+        return self.programs is None or program.removesuffix("[]") in self.programs
+
+
+# Says who a request is from; None: it is not known, and the answer is 401.
+Who: TypeAlias = Callable[[Request], "Access | Awaitable[Access | None] | None"]
+
+# Of a request that nothing asks about: it came from this machine, and from no proxy.
+EVERYTHING = Access("local", PERMISSIONS)

@@ -1,0 +1,253 @@
+"""The ASGI application: lets a request in, finds its route, decodes it, calls the handler, encodes what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from html import escape
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from perdure.client.client import Client
+from perdure.errors import UsageError
+from perdure.server import approvals, live, runs, system, telling
+from perdure.server.access import Access, Who
+from perdure.server.guards import SAFE, AskTheHost, Guard, ThisMachineOnly, check_site
+from perdure.server.mount import depth, inner_path
+from perdure.server.openapi import openapi
+from perdure.server.pages import SECURITY, page, static
+from perdure.server.problems import MEDIA_TYPE, FieldError, Problem, of_validation, problem_of
+from perdure.server.routing import JSON, MIB, Call, Reply, Route, Table
+from perdure.server.service import Service
+from perdure.server.streams import EventStream
+
+log = logging.getLogger("perdure.server")
+
+API = "api/v1/"
+ROUTES: tuple[Route, ...] = (*system.ROUTES, *runs.ROUTES, *telling.ROUTES, *approvals.ROUTES, *live.ROUTES)
+# How long a body may take to arrive, in seconds, and how long a query may be.
+BODY_SECONDS = 60.0
+QUERY_LIMIT = 32 * 1024
+# No value is nested deeper than this, which msgspec could decode.
+MAX_KEY = 255
+
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+class Server:
+    """The application: `app.mount("/flows", engine.asgi())`."""
+
+    def __init__(self, client: Client, guard: Guard, *, trace_url: str | None = None) -> None:
+        self.service = Service(client, trace_url)
+        self.service.openapi = lambda: openapi(ROUTES)
+        self.guard = guard
+        self.table = Table(ROUTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        request = Request(scope, receive)
+        inner = inner_path(scope)
+        try:
+            response = await self._answer(request, inner)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            response = _refused(request, inner, problem_of(error, f"{request.method} {scope['path'][:200]}"))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, inner: str) -> Any:
+        path = inner.removeprefix("/")
+        if len(request.url.query) > QUERY_LIMIT or len(path) > QUERY_LIMIT:
+            raise Problem(414, "address_too_long", f"the address is longer than {QUERY_LIMIT:,} characters")
+        if not path.startswith(API):
+            return await self._page(request, inner, path)
+        found = self.table.find(request.method, path.removeprefix(API))
+        if not isinstance(found[0] if found else None, Route):
+            raise await self._not_found(request, found)
+        route, parameters = found
+        assert isinstance(route, Route)
+        assert isinstance(parameters, dict)
+        access = await self._admitted(request, route)
+        await self._check(request, route, access)
+        query = _query(route, request.query_params)
+        key = _key(request)
+        body = await _body(route, request)
+        if not route.open:
+            await self.service.ready()
+        call: Call[Any, Any] = Call(self.service, request, access, parameters, query, body, key)
+        return _response(request, route, await route.handler(call))
+
+    async def _admitted(self, request: Request, route: Route) -> Access:
+        if route.open:
+            return Access("public", ())
+        return await self.guard.admit(request)
+
+    async def _check(self, request: Request, route: Route, access: Access) -> None:
+        check_site(request)
+        if not access.allows(route.role):
+            raise Problem(
+                403,
+                "forbidden",
+                f"{access.name} may not do this: it takes the permission {route.role!r}",
+                hint=f"{access.name} may: {', '.join(sorted(access.may)) or 'nothing'}",
+            )
+
+    async def _not_found(self, request: Request, methods: Any) -> Problem:
+        await self.guard.admit(request)  # only those who are let in learn what there is
+        if methods:
+            allowed = ", ".join(methods)
+            return Problem(405, "method_not_allowed", f"this takes {allowed}", headers={"Allow": allowed})
+        return Problem(404, "no_such_route", "there is nothing at this address", hint="see openapi.json")
+
+    async def _page(self, request: Request, inner: str, path: str) -> Response:
+        """A file of the dashboard, or its page, which finds out itself what its address means."""
+        if request.method not in ("GET", "HEAD"):
+            raise Problem(405, "method_not_allowed", "this takes GET, HEAD", headers={"Allow": "GET, HEAD"})
+        await self.guard.admit(request)
+        if not inner:
+            # Without the slash, relative addresses would be beside the mount.
+            last = request.scope["path"].rpartition("/")[2]
+            return Response(status_code=307, headers={"Location": f"{last}/", **SECURITY})
+        return static(request, path) or page(depth(request.scope, inner))
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """An application of its own is told of its start and end; there is nothing to do."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+# --- what comes in ---------------------------------------------------------------------------------------------------
+
+
+def _query(route: Route, given: QueryParams) -> Any:
+    hints = get_type_hints(route.query)
+    values: dict[str, Any] = {}
+    for name in given:
+        if name not in hints:
+            known = ", ".join(hints) or "none"
+            raise Problem(
+                422,
+                "invalid_request",
+                f"there is no query parameter {name[:40]!r}; there are: {known}",
+                fields=[FieldError(f"/{name[:40]}", "it is not known")],
+            )
+        values[name] = given.getlist(name) if get_origin(hints[name]) is list else given[name]
+    try:
+        return msgspec.convert(values, route.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise of_validation(error, "the query") from None
+
+
+def _key(request: Request) -> str:
+    key = request.headers.get("idempotency-key", "")
+    if len(key) > MAX_KEY or not key.isascii() or not key.isprintable():
+        raise Problem(422, "invalid_request", f"Idempotency-Key: give at most {MAX_KEY} printable ASCII characters")
+    return key
+
+
+async def _body(route: Route, request: Request) -> Any:
+    if route.method in SAFE or (route.body is None and route.takes == JSON):
+        return None
+    data = await _read(request, route.limit)
+    if route.takes != JSON:
+        return data
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not data and route.optional and media in ("", JSON):
+        data = b"{}"
+    elif media != JSON:
+        raise Problem(415, "not_json", f"the body is {media[:60] or 'of no type'}; send Content-Type: {JSON}")
+    assert route.body is not None
+    try:
+        return msgspec.json.decode(data, type=route.body)
+    except msgspec.ValidationError as error:
+        raise of_validation(error, "the body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Problem(400, "malformed_json", f"the body is no JSON: {reason}") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, if it is not too long and does not take too long."""
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and len(said) < 20 and int(said) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(408, "too_slow", f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(
+        413,
+        "body_too_large",
+        f"the body is larger than {limit // MIB} MiB",
+        hint="put large values elsewhere, and send a reference",
+        headers={"Connection": "close"},
+    )
+
+
+# --- what goes out ---------------------------------------------------------------------------------------------------
+
+_NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+def _response(request: Request, route: Route, result: Any) -> Any:
+    if isinstance(result, Reply):
+        headers: Mapping[str, str] = {**result.headers, **({"ETag": result.etag} if result.etag else {})}
+        status, result = result.status or route.status, result.result
+    elif isinstance(result, Response | EventStream):
+        if isinstance(result, Response):
+            result.headers.update({name: value for name, value in _NO_STORE.items() if name not in result.headers})
+        return result
+    else:
+        headers, status = {}, route.status
+    if status == 304:
+        return Response(status_code=304, headers={**_NO_STORE, "Cache-Control": "no-cache", **headers})
+    return Response(_encode(result), status, headers={**_NO_STORE, **headers, "Content-Type": JSON})
+
+
+def _refused(request: Request, inner: str, problem: Problem) -> Response:
+    headers = {**_NO_STORE, **problem.headers}
+    if not inner.startswith(f"/{API}") and "text/html" in request.headers.get("accept", ""):
+        text = f"<!doctype html><title>perdure</title><h1>{problem.status}</h1><p>{escape(problem.detail)}</p>"
+        if problem.hint:
+            text += f"<pre>{escape(problem.hint)}</pre>"
+        return Response(text, problem.status, headers={**SECURITY, **headers}, media_type="text/html")
+    body = problem.body(request.scope["path"])
+    return Response(body, problem.status, headers={**headers, "Content-Type": MEDIA_TYPE})
+
+
+def app(client: Client, *, access: Who | None = None, trace_url: str | None = None) -> Server:
+    """An ASGI application over an engine or a client, to be mounted: `app.mount("/flows", app(engine))`.
+
+    `access` is asked who each request is from; without it only requests from this machine are served.
+    """
+    if access is not None and not callable(access):
+        raise UsageError(f"asgi(access={access!r:.80}): give a function of the request that returns an Access or None")
+    return Server(client, ThisMachineOnly() if access is None else AskTheHost(access), trace_url=trace_url)

@@ -1,0 +1,41 @@
+"""Cursors of pages: opaque, and bound to the filter that they come from."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from hashlib import blake2b
+
+import msgspec
+
+from perdure.server.problems import Problem
+
+_HASH = 6
+
+
+def _digest(query: msgspec.Struct) -> bytes:
+    plain = msgspec.structs.replace(query, cursor=None, limit=1)
+    return blake2b(msgspec.json.encode([type(query).__name__, plain]), digest_size=_HASH).digest()
+
+
+def cursor(key: str, query: msgspec.Struct) -> str:
+    """The cursor of the page after this key."""
+    return urlsafe_b64encode(_digest(query) + key.encode()).decode().rstrip("=")
+
+
+def key_of(cursor: str | None, query: msgspec.Struct) -> str | None:
+    """The key in a cursor. A cursor that was made for another filter, or by no page, is a problem."""
+    if cursor is None:
+        return None
+    try:
+        data = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        digest, key = data[:_HASH], data[_HASH:].decode()
+    except ValueError:
+        raise Problem(400, "invalid_cursor", "this is no cursor that a page gave", hint="begin without one") from None
+    if digest != _digest(query):
+        raise Problem(
+            400,
+            "cursor_of_another_filter",
+            "the cursor comes from a page with other filters",
+            hint="begin without a cursor, or use the filters of the page that it comes from",
+        )
+    return key

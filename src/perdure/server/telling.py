@@ -1,0 +1,231 @@
+"""Routes that start runs and tell them something."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from hashlib import blake2b
+from typing import Any, Literal
+
+from perdure.client.handle import RunHandle
+from perdure.errors import NoSuchRun
+from perdure.kernel.history.rewind import Truncated
+from perdure.kernel.inbound import Duplicate, NotFound
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+from perdure.server import shapes
+from perdure.server.access import Role
+from perdure.server.problems import Problem
+from perdure.server.routing import Call, Reply, Route
+
+# Who did what, for an audit: one line for each effect.
+audit = logging.getLogger("perdure.audit")
+
+_WORDS: dict[str, Literal["accepted", "duplicate", "finished", "not_found"]] = {
+    "Accepted": "accepted",
+    "Duplicate": "duplicate",
+    "NotFound": "not_found",
+    "Finished": "finished",
+    "Cancelled": "accepted",
+    "AlreadyFinished": "finished",
+}
+
+
+def told_key(call: Call[Any, Any], own: str | None = None) -> str | None:
+    """What deduplicates a message: its own id, or the Idempotency-Key of the request."""
+    return own or call.key or None
+
+
+def check_unmoved(call: Call[Any, Any], row: RunRow, head: Head) -> None:
+    """Refuse with 412 if the run has moved on since the caller saw it."""
+    from perdure.server.runs import etag
+
+    seen = call.request.headers.get("if-match")
+    if seen is None or seen.strip() == "*" or etag(row, head) in [one.strip() for one in seen.split(",")]:
+        return
+    raise Problem(
+        412,
+        "moved_on",
+        f"the run has moved on: event {head.next_seq - 1} came since",
+        hint="read the run again, and decide on what it is now",
+        headers={"ETag": etag(row, head)},
+    )
+
+
+def answered(verdict: object) -> Reply:
+    """What came of a message."""
+    status = getattr(verdict, "status", None)
+    answer = _WORDS[type(verdict).__name__]
+    return Reply(shapes.Done(answer, isinstance(verdict, Duplicate), status))
+
+
+async def _told(call: Call[Any, Any], what: str, tell: Any) -> Reply:
+    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
+    check_unmoved(call, row, head)
+    verdict = await tell(row.run_id)
+    if isinstance(verdict, NotFound):
+        raise NoSuchRun(row.run_id)
+    note(call, what, row.run_id)
+    return answered(verdict)
+
+
+def note(call: Call[Any, Any], what: str, of: str) -> None:
+    """Write down who did what."""
+    audit.info("%s: %s %s", call.access.name, what, of)
+
+
+async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
+    """Start a run. Under an id that exists, what `reuse` says is done."""
+    from perdure.authoring.code.child import call as invocation
+
+    body, client = call.body, call.service.client
+    if not call.access.sees(body.program):
+        raise Problem(403, "forbidden", f"{call.access.name} may not start runs of {body.program!r}")
+    id = body.id or (f"key-{_digest(call.key)}" if call.key else None)
+    before = None if id is None else await client.store.runs.find(id)
+    handle = await client.start(
+        invocation(body.program, *body.args, **body.kwargs),
+        id=id,
+        reuse=body.reuse,
+        queue=body.queue,
+        key=body.key,
+        priority=body.priority,
+        delay=body.delay,
+        deadline=body.deadline,
+        tags=body.tags or None,
+    )
+    known = before is not None and before[0].run_id == handle.run_id
+    if not known:
+        note(call, "started", handle.run_id)
+    return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, duplicate=known), 200 if known else 201)
+
+
+def _digest(key: str) -> str:
+    return blake2b(key.encode(), digest_size=12).hexdigest()
+
+
+async def signal_run(call: Call[shapes.RunQuery, shapes.SignalBody]) -> Reply:
+    """Send a run a signal."""
+    body, name, client = call.body, call.path["name"], call.service.client
+    key = told_key(call, body.signal_id)
+    return await _told(call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key))
+
+
+async def cancel_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
+    """Ask a run to end; it may clean up first."""
+    return await _told(call, "cancelled", lambda id: call.service.client.cancel(id, call.body.reason))
+
+
+async def pause_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
+    """Begin no new step of a run."""
+    return await _told(call, "paused", lambda id: call.service.client.pause(id, call.body.reason))
+
+
+async def resume_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
+    """Let a paused run go on."""
+    return await _told(call, "resumed", lambda id: call.service.client.resume(id))
+
+
+async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
+    """Let a parked run go on, or end it."""
+    body, client = call.body, call.service.client
+    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
+    check_unmoved(call, row, head)
+    verdict = await client.resolve(row.run_id, version=body.version, fail=body.fail, before=body.before)
+    note(call, "resolved", row.run_id)
+    if isinstance(verdict, Truncated):
+        return Reply(shapes.Done("accepted", again=list(verdict.again)))
+    return answered(verdict)
+
+
+async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
+    """Let a run that failed or was cancelled go on from there."""
+    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
+    check_unmoved(call, row, head)
+    return await _begun(call, "retried", row, call.service.client.retry(row.run_id))
+
+
+async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
+    """Start a run that has the past of another up to a point."""
+    body, client = call.body, call.service.client
+    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
+    check_unmoved(call, row, head)
+    id = await _new_id(call, body.new_id, "fork")
+    if isinstance(id, Reply):
+        return id
+    forked = client.fork(row.run_id, body.at, body.set, body.inputs, id, state=body.state)
+    return await _begun(call, "forked", row, forked)
+
+
+async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
+    """Start a run that goes on right before a step of another."""
+    body, client = call.body, call.service.client
+    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
+    check_unmoved(call, row, head)
+    id = await _new_id(call, body.new_id, "fork")
+    if isinstance(id, Reply):
+        return id
+    return await _begun(call, "forked", row, client.time_travel(row.run_id, body.step, body.inputs, id))
+
+
+async def _new_id(call: Call[Any, Any], given: str | None, what: str) -> str | Reply | None:
+    """The id of what is to be made; or the answer, if the request had come before."""
+    if given is not None or not call.key:
+        return given
+    id = f"{what}-{_digest(call.path['run'] + ' ' + call.key)}"
+    found = await call.service.client.store.runs.find(id)
+    if found is None:
+        return id
+    return Reply(shapes.Started(id=id, run_id=found[0].run_id, status=found[0].status, duplicate=True), 200)
+
+
+async def _begun(call: Call[Any, Any], what: str, row: RunRow, begin: Awaitable[RunHandle[Any]]) -> Reply:
+    handle = await begin
+    note(call, what, row.run_id)
+    new = await call.service.client.store.runs.get(handle.run_id)
+    status, origin = (None, None) if new is None else (new.status, new.forked_from or None)
+    return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, status=status, forked_from=origin), 201)
+
+
+def _on_run(
+    action: str,
+    handler: Any,
+    body: type[Any],
+    result: Any,
+    *,
+    role: Role = "run",
+    status: int = 200,
+    optional: bool = True,
+) -> Route:
+    return Route(
+        method="POST",
+        path=f"runs/{{run}}/{action}",
+        role=role,
+        handler=handler,
+        query=shapes.RunQuery,
+        body=body,
+        result=result,
+        status=status,
+        optional=optional,
+    )
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="runs",
+        role="run",
+        handler=start_run,
+        body=shapes.StartBody,
+        result=shapes.Started,
+        status=201,
+    ),
+    _on_run("cancel", cancel_run, shapes.ReasonBody, shapes.Done),
+    _on_run("pause", pause_run, shapes.ReasonBody, shapes.Done),
+    _on_run("resume", resume_run, shapes.ReasonBody, shapes.Done),
+    _on_run("retry", retry_run, shapes.ReasonBody, shapes.Started, status=201),
+    _on_run("fork", fork_run, shapes.ForkBody, shapes.Started, status=201),
+    _on_run("travel", travel_run, shapes.TravelBody, shapes.Started, status=201, optional=False),
+    _on_run("resolve", resolve_run, shapes.ResolveBody, shapes.Done, role="admin"),
+    _on_run("signals/{name}", signal_run, shapes.SignalBody, shapes.Done),
+)

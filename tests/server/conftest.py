@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from perdure import Engine
+from tests.server.programs import PROGRAMS
+
+
+@asynccontextmanager
+async def client_of(
+    app: Any, base: str = "http://localhost/api/v1/", **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client whose requests go to an application in this process."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=base, **options) as http:
+        yield http
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine("memory://", PROGRAMS) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def http(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine.asgi()) as http:
+        yield http

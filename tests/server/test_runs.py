@@ -1,0 +1,92 @@
+"""Reading runs over HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2 as httpx
+
+from perdure import Engine
+from tests.server.programs import BIG, fails, long_text, order, quick, streams
+
+
+async def test_a_list_has_pages_and_a_cursor_belongs_to_its_filter(engine: Engine, http: httpx.AsyncClient) -> None:
+    for number in range(5):
+        await engine.run(quick(number), id=f"q{number}", tags={"n": str(number)})
+    await engine.run(long_text(3), id="other")
+    first = (await http.get("runs", params={"program": "quick", "limit": 3})).json()
+    rest = (await http.get("runs", params={"program": "quick", "limit": 3, "cursor": first["next"]})).json()
+    assert [run["id"] for run in first["runs"] + rest["runs"]] == ["q4", "q3", "q2", "q1", "q0"]
+    assert rest["next"] is None
+    assert "input" not in first["runs"][0]
+    assert [run["id"] for run in (await http.get("runs", params={"tag": "n:3"})).json()["runs"]] == ["q3"]
+    wrong = await http.get("runs", params={"program": "long_text", "cursor": first["next"]})
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "cursor_of_another_filter")
+
+
+async def test_a_run_has_an_etag_and_exact_integers(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.run(order(4), id="order/1 é%", until="rest")
+    got = await http.get(f"runs/{run.run_id}")
+    body = got.json()
+    assert (body["id"], body["status"], body["state"]) == ("order/1 é%", "waiting", {"phase": "asked"})
+    assert f'"exact":{BIG}' in got.text
+    assert body["why"]["kind"] == "approval"
+    again = await http.get(f"runs/{run.run_id}", headers={"If-None-Match": got.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await http.get("runs/by-id", params={"id": "order/1 é%"})).json()["run_id"] == run.run_id
+
+
+async def test_ops_come_in_columns(engine: Engine, http: httpx.AsyncClient) -> None:
+    await engine.run(fails(), id="f")
+    run = (await http.get("runs/by-id", params={"id": "f"})).json()
+    assert run["failure"]["message"] == "<script>no stock</script>"
+    ops = (await http.get(f"runs/{run['run_id']}/ops")).json()
+    assert (ops["path"], ops["kind"], ops["status"], ops["group"]) == (["refuse:0"], ["step"], ["failed"], ["refuse"])
+    assert ops["owned"][0][3] == 1
+    op = (await http.get(f"runs/{run['run_id']}/ops/refuse:0")).json()
+    assert [attempt["error"]["type"] for attempt in op["attempts"]] == ["builtins.ValueError"]
+    assert (await http.get(f"runs/{run['run_id']}/ops/nothing:0")).json()["code"] == "no_such_op"
+
+
+async def test_a_long_value_is_had_by_its_url(engine: Engine, http: httpx.AsyncClient) -> None:
+    await engine.run(long_text(300_000), id="long")
+    run = (await http.get("runs/by-id", params={"id": "long"})).json()
+    assert run["output"]["bytes"] == 300_002
+    value = await http.get(run["output"]["$value"], params={"download": "true"})
+    assert json.loads(value.text) == "x" * 300_000
+    assert "attachment" in value.headers["content-disposition"]
+    journal = (await http.get(f"runs/{run['run_id']}/journal", params={"kind": "StepSucceeded"})).json()
+    (event,) = journal["events"]
+    assert (await http.get(event["event"]["value"]["$value"])).text == value.text
+    op = (await http.get(f"runs/{run['run_id']}/ops/text:0")).json()
+    assert (await http.get(op["output"]["$value"])).text == value.text
+
+
+async def test_a_stream_of_events_goes_on_after_the_last_one_and_ends(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.start(quick(1))
+    assert await run.result() == 2
+    whole = (await http.get(f"runs/{run.run_id}/events")).text
+    assert whole.startswith("retry: 2000\n\n")
+    ids = [line for line in whole.splitlines() if line.startswith("id: ")]
+    assert ids == [f"id: {number}" for number in range(len(ids))]
+    rest = (await http.get(f"runs/{run.run_id}/events", headers={"Last-Event-ID": "2"})).text
+    assert [line for line in rest.splitlines() if line.startswith("id: ")] == ids[3:]
+    assert rest.endswith('event: end\ndata: {"status":"completed","continued_as":null}\n\n')
+
+
+async def test_chunks_are_streamed(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.start(streams(3))
+    await run.result()
+    stream = (await http.get(f"runs/{run.run_id}/stream", params={"step": "tokens", "after": 0})).text
+    values = [json.loads(line[6:])["value"] for line in stream.splitlines() if '"value"' in line]
+    assert values == [1, 2]
+
+
+async def test_counts_are_by_status_and_program(engine: Engine, http: httpx.AsyncClient) -> None:
+    await engine.run(quick(1))
+    await engine.run(fails())
+    found = (await http.get("runs/counts", params={"by": "status,program"})).json()["counts"]
+    assert {(one["status"], one["program"], one["count"]) for one in found} == {
+        ("completed", "quick", 1),
+        ("failed", "fails", 1),
+    }
