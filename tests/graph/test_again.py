@@ -24,6 +24,10 @@ def step(name: str, *values: str, **options: Any) -> Any:
     return node(join, name=name, inputs={"parts": list(values), "suffix": f"{name}_suffix"}, **options)
 
 
+def shown(shown: str) -> str:
+    return shown
+
+
 @interrupt(answer=str, inputs={"shown": "draft"})
 def sign_off(shown: str) -> str:
     return shown
@@ -228,3 +232,46 @@ async def test_the_values_of_a_run_are_there_by_name_now_and_as_they_were() -> N
 
 def sign_off_of(value: str) -> Any:
     return interrupt(answer=str, name="asked", inputs={"shown": value})(lambda shown: shown)
+
+
+ASKS = Graph(
+    [
+        step("find", "topic"),
+        step("sum", "find"),
+        interrupt(answer=str, name="ask", inputs={"shown": "place"})(shown),
+        interrupt(answer=str, name="check", inputs={"shown": "sum"})(shown),
+        step("end", "sum", "ask", "check"),
+    ],
+    name="asks",
+    output="end",
+)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_a_replaced_value_asks_anew_in_a_graph_inside_only_what_depends_on_it(renamed: bool) -> None:
+    inner: Any = ASKS.rename_inputs(topic="about", place="where") if renamed else ASKS
+    inputs = {"about" if renamed else "topic": "made"}
+    graph = Graph([step("made", "topic"), node(inner, inputs=inputs)], name="g", output="asks")
+    given = {"topic": "t", "where" if renamed else "place": "p"}
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(**given), id="r", answers={"ask": "a", "check": "b"})
+        CALLS.clear()
+        again = await engine.update_state("r", {"made": "M"}, dry_run=True)
+        assert [op.partition("/")[2] for op in again] == ["", "find:0", "sum:0", "check:0", "end:0"]
+        handle = await engine.update_state("r", {"made": "M"})
+        result = await handle.outcome(until="rest")
+        assert [(one.path, one.payload) for one in result.interrupts] == [("asks:0/check:0", "sum(find(M))")]
+        assert (await engine.run(graph, id="r", answers={"check": "c"})).output == "end(sum(find(M)),a,c)"
+    assert CALLS == ["find", "sum", "end"]
+
+
+async def test_an_input_that_has_another_name_or_was_left_out_is_replaced() -> None:
+    graph = Graph([step("a", "x"), interrupt(answer=str, name="ask", inputs={"shown": "a"})(shown)], name="h")
+    other: Any = graph.rename_inputs(x="y")
+    async with OPEN("memory://", [other]) as engine:
+        await engine.run(other(y="1"), id="r", answers={"ask": "yes"})
+        result = await (await engine.update_state("r", {"y": "2"})).outcome(until="rest")
+        assert result.suspend_payload == "a(2)"
+        await engine.run(other, id="r", answers={"ask": "no"})
+        result = await (await engine.update_state("r", {"a_suffix": "!"})).outcome(until="rest")
+        assert result.suspend_payload == "a(2)!"

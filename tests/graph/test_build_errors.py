@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -114,6 +114,45 @@ def back_too(b: int) -> object:
     return END
 
 
+@dataclass
+class Wrong:
+    """An output whose field is not what its node gives."""
+
+    a: str
+
+
+class One(TypedDict):
+    """What a node gives."""
+
+    n: int
+
+
+class Other(TypedDict):
+    """What another takes."""
+
+    n: str
+
+
+class Part(TypedDict):
+    """A part of what one gives."""
+
+    n: float
+
+
+def upper(x: str) -> str:
+    return x.upper()
+
+
+@node
+def one_dict(x: int) -> One:
+    return {"n": x}
+
+
+@node
+def other_dict(one_dict: Other) -> str:
+    return one_dict["n"]
+
+
 def problems(make: Callable[[], object]) -> list[str]:
     """What is wrong with a graph."""
     with pytest.raises(GraphInvalid) as caught:
@@ -165,6 +204,27 @@ CASES = {
     ),
     "unused bind": Case(lambda: Graph([a, b], name="g").bind(xx=3), ("'xx'", "did you mean 'x'")),
     "END as a name": Case(lambda: Graph([a, node(b, name="END")], name="g"), ("END",), b),
+    "a retired node that is there": Case(lambda: Graph([a], name="g", retired=["a"]), ("retired=['a']", "still")),
+    "a retired node without a name": Case(lambda: Graph([a], name="g", retired=[""]), ("no name of a node",)),
+    "a renamed node that is there": Case(lambda: Graph([a, b], name="g", renamed={"a": "b"}), ("'a'", "still")),
+    "a renamed node that is not there": Case(
+        lambda: Graph([a], name="g", renamed={"o": "aa"}), ("'aa'", "did you mean 'a'")
+    ),
+    "a node retired and renamed": Case(
+        lambda: Graph([a], name="g", renamed={"o": "a"}, retired=["o"]), ("both retired and renamed",)
+    ),
+    "a second entry of one loop": Case(
+        lambda: Graph([a, b, back], name="g", loops=["a", "b"]), ("but through 'a'", "leave out one"), b
+    ),
+    "an input of two types": Case(
+        lambda: Graph([a, node(lambda x: x, name="u"), node(number, inputs={"text": "x"}), node(upper)], name="g"),
+        ("the input 'x'", "str", "int"),
+        upper,
+    ),
+    "a field of the output of another type": Case(
+        lambda: Graph([a], name="g", output=Wrong), ("field 'a'", "str", "int", line(a))
+    ),
+    "typed dicts that do not fit": Case(lambda: Graph([one_dict, other_dict], name="g"), ("Other", "One"), other_dict),
     "unknown output": Case(lambda: Graph([a, b], name="g", output="bb"), ("'bb'", "did you mean 'b'")),
 }
 
@@ -224,6 +284,8 @@ def test_fields_of_an_output_that_no_node_makes_are_refused() -> None:
 def test_an_unknown_name_in_select_or_with_entrypoint_is_refused() -> None:
     graph = Graph([a, b], name="g")
     assert "did you mean 'b'" in problems(lambda: graph.select("bb"))[0]
+    assert "names nothing; there is a, b" in problems(graph.select)[0]
+    assert "names nothing; there is a, b" in problems(graph.with_entrypoint)[0]
     assert "did you mean 'b'" in problems(lambda: graph.with_entrypoint("bb"))[0]
     assert "did you mean 'x'" in problems(lambda: graph.rename_inputs(xx="y"))[0]
     assert "did you mean 'b'" in problems(lambda: graph.rename_outputs(bb="y"))[0]
@@ -236,6 +298,69 @@ def test_exclusive_producers_and_declared_loops_are_fine() -> None:
 
     Graph([one_v, other_v, one_of_them], name="g")
     Graph([a, b, back], name="g", loops=["a"])
+
+
+def test_typed_dicts_fit_by_their_fields() -> None:
+    def takes(one_dict: Part) -> float:
+        return one_dict["n"]
+
+    assert Graph([one_dict, node(takes)], name="g").outputs == ("takes",)
+
+
+def test_an_input_has_the_narrowest_of_its_types() -> None:
+    def wide(x: float) -> float:
+        return x
+
+    assert Graph([node(wide), a], name="g").inputs.required == {"x": int}
+
+
+def test_a_node_as_a_source_stands_for_its_value() -> None:
+    graph = Graph(
+        [one_v, node(b, inputs={"a": one_v}), node(lambda xs: xs, name="j", inputs={"xs": [one_v]})], name="g"
+    )
+    assert set(graph.inputs.required) == {"x"}
+    with pytest.raises(UsageError, match="its values are 'p' and 'q'; name one"):
+        node(b, inputs={"a": node(_two, outputs=("p", "q"))})
+
+
+def _two(x: int) -> tuple[int, int]:
+    return x, x
+
+
+# Calls that a type checker refuses, too.
+_node: Any = node
+_a: Any = a
+_graph: Any = Graph
+
+
+async def _awaited(value: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: _node(b, inputs={"a": 3}), "inputs={'a': 3} is the name of a value"),
+        (lambda: node(b, inputs={"a": ""}), "names no value"),
+        (lambda: _node(b, when=_awaited), "when=.* it is not awaited"),
+        (lambda: _a.map_over("x", until=_awaited), "until=.* it is not awaited"),
+        (lambda: _a.map_over("x", until=3), "until=3 is a plain function"),
+        (lambda: a.map_over("x", "x"), "names a parameter twice"),
+        (lambda: a.map_over("x").map_over("x"), "is mapped already"),
+        (lambda: a.map_over("x", on_error="none", tolerate=float("nan")), "tolerate=nan"),
+        (lambda: route(targets=[]), "has nothing to choose from"),
+        (lambda: _graph([a], name="g", renamed=["old"]), "gives former nodes their names of now"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+def test_what_has_no_name_is_no_node() -> None:
+    for given in (str.upper, partial(_named, "x")):
+        with pytest.raises(TypeError, match="a function with a name"):
+            node(given)
 
 
 def test_an_empty_name_is_refused_and_not_taken_for_none() -> None:

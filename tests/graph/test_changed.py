@@ -27,6 +27,16 @@ def choose(*targets: str) -> Any:
 
 
 PLAIN = [add("a"), ask(), add("after", "ask")]
+# A map with no limit, and the same with a limit of one, behind a question.
+FREE, LIMITED = (
+    [
+        node(lambda x: [x, x + 1, x + 2], name="items"),
+        node(lambda i: i, name="each", inputs={"i": "items"}).map_over("i", limit=limit),
+        ask("each"),
+        node(lambda ask, each: [ask, *each], name="after"),
+    ]
+    for limit in (None, 1)
+)
 NESTED = [Graph([add("a")], name="inner", output="a").as_node("old"), ask("x"), add("after", "ask")]
 
 
@@ -41,12 +51,20 @@ async def changed(path: Path, before: list[Any], nodes: list[Any], **options: An
         return await engine.run(second, id="r", answers={"ask": 10})
 
 
-FITS: dict[str, tuple[list[Any], list[Any], dict[str, Any], dict[str, int]]] = {
+FITS: dict[str, tuple[list[Any], list[Any], dict[str, Any], dict[str, Any]]] = {
     "nothing": (PLAIN, PLAIN, {}, {"after": 11}),
     "a leaf that could have run before": (PLAIN, [add("leaf"), *PLAIN], {}, {"after": 11, "leaf": 2}),
     "a node behind all": (PLAIN, [*PLAIN, add("behind", "after")], {}, {"behind": 12}),
     "a default": (PLAIN, [node(lambda x, y=3: x + y, name="a"), *PLAIN[1:]], {}, {"after": 11}),
     "a renamed node": (PLAIN, [add("b"), ask("b"), PLAIN[2]], {"renamed": {"a": "b"}}, {"after": 11}),
+    "a renamed question": (
+        PLAIN,
+        [PLAIN[0], node(ask(), name="asked"), add("after", "asked")],
+        {"renamed": {"ask": "asked"}},
+        {"after": 11},
+    ),
+    "a lower limit": (FREE, LIMITED, {}, {"after": [10, 1, 2, 3]}),
+    "a higher limit": (LIMITED, FREE, {}, {"after": [10, 1, 2, 3]}),
     "a renamed child": (
         NESTED,
         [Graph([add("a")], name="inner", output="a").as_node("new"), *NESTED[1:]],
@@ -72,6 +90,18 @@ async def test_a_change_that_fits_goes_on(tmp_path: Path, case: str) -> None:
     assert dict(result.output) == wanted
 
 
+def _second(first: int, second: int) -> int:
+    return second
+
+
+def _text(x: int) -> str:
+    return str(x)
+
+
+def _other(first: str, second: int) -> int:
+    return second
+
+
 PARKS = {
     "a node removed that has run": (PLAIN, [ask("x"), PLAIN[2]], ("a:0", "no longer has it", "retired=['a']")),
     "a node renamed that has run": (PLAIN, [add("b"), ask("b"), PLAIN[2]], ("a:0", "renamed={'a'", "b")),
@@ -84,6 +114,11 @@ PARKS = {
         PLAIN,
         [node(lambda x, y: x, name="a", inputs={"y": "x"}), *PLAIN[1:]],
         ("a:0",),
+    ),
+    "a type that a recorded value is not of": (
+        [add("a"), ask(), node(_second, inputs={"first": "a", "second": "ask"})],
+        [node(_text, name="a"), ask(), node(_other, inputs={"first": "a", "second": "ask"})],
+        ("the argument first of _other:0", "str"),
     ),
     "a node that has become a question": (PLAIN, [interrupt(name="a")(lambda x: x), *PLAIN[1:]], ("a:0",)),
 }

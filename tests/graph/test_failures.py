@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from perdure import Engine, RunStatus, StepStatus
-from perdure.graph import Graph, interrupt, node
+from perdure.errors import LoopLimit
+from perdure.graph import END, Graph, ifelse, interrupt, node, route
 
 
 @interrupt(answer=int)
@@ -57,3 +58,43 @@ async def test_a_run_that_is_cancelled_does_not_wait_for_its_steps() -> None:
         await begun.wait()
         await engine.cancel("r", "enough")
         assert (await handle.outcome()).status is RunStatus.CANCELLED
+
+
+async def test_a_loop_that_goes_round_too_often_does_not_wait_for_a_question_in_a_graph_beside_it() -> None:
+    @node
+    def count(x: int, count: int = 0) -> int:
+        return count + 1
+
+    @route(targets=["count", END])
+    def again(count: int) -> object:
+        return "count"
+
+    beside = Graph([asks], name="beside")
+    graph = Graph([count, again, beside], name="g", loops=["count"], max_rounds=3)
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r")
+        assert isinstance(result.error, LoopLimit)
+
+
+async def test_what_fails_when_it_is_decided_is_among_the_steps_with_its_error() -> None:
+    def fails(x: int) -> bool:
+        raise ValueError("a mistake")
+
+    @node
+    def fine(x: int) -> int:
+        return x
+
+    for failing in (
+        route(targets=["fine", END], name="it")(fails),
+        ifelse(when_true="fine", when_false=END, name="it")(fails),
+        interrupt(answer=int, name="it")(fails),
+        node(fine, name="it", when=fails),
+        node(lambda x: x, name="it").map_over("x"),
+    ):
+        graph = Graph([failing, fine], name="g", on_failure="continue")
+        async with Engine("memory://", [graph]) as engine:
+            result = await engine.run(graph(x=1), id="r")
+            (step,) = (step for step in await engine.steps("r") if step.path == "it:0")
+            assert step.status is StepStatus.FAILED
+            assert step.error is not None
+            assert (result.status, step.error.message) == (RunStatus.FAILED, str(result.error))

@@ -227,3 +227,62 @@ def test_a_question_that_nobody_answers_fails_unless_a_value_stands_in(on_timeou
 
     result = sim.play(scenario())
     assert (result.status, result.output) == ((RunStatus.COMPLETED, 7) if on_timeout else (RunStatus.FAILED, None))
+
+
+@interrupt(answer=int)
+def first(x: int) -> int:
+    return x
+
+
+@interrupt(answer=int)
+def second(first: int) -> int:
+    return first
+
+
+@interrupt(answer=int)
+def beside(x: int) -> int:
+    return x
+
+
+@pytest.mark.parametrize("key", ["{}", "{}:0"])
+async def test_answers_that_were_given_before_may_be_given_again(key: str) -> None:
+    graph = Graph([first, second, beside], name="g")
+    one, other, third = key.format("first"), key.format("second"), key.format("beside")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r", answers={one: 1})
+        assert [asked.name for asked in result.interrupts] == ["beside", "second"]
+        result = await engine.run(graph, id="r", answers={one: 1, other: 2})
+        assert [asked.name for asked in result.interrupts] == ["beside"]
+        with pytest.raises(UsageError, match=r"'thrid': .* answers nothing"):
+            await engine.run(graph, id="r", answers={one: 1, "thrid": 3})
+        result = await engine.run(graph, id="r", answers={one: 1, other: 2, third: 3})
+        assert dict(result.output or {}) == {"second": 2, "beside": 3}
+
+
+@pytest.mark.parametrize("chunk", [500, 1])
+async def test_a_question_is_mapped_over_a_list(chunk: int) -> None:
+    def told(approval: list[int]) -> list[int]:
+        return approval
+
+    ask = InterruptNode(name="approval", input_param="shown", response_schema=int, suspend_schema=str)
+    mapped = node(ask, inputs={"shown": "topics"}).map_over("shown", chunk=chunk)
+    graph = Graph([mapped, node(told)], name="g", output="told")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(topics=["a", "b", "c"]), id="r")
+        asked = {one.path: (one.payload, one.schema) for one in result.interrupts}
+        assert asked == {f"approval:0[{n}]/approval:0": (text, int) for n, text in enumerate("abc")}
+        answers = {path: n for n, path in enumerate(asked)}
+        result = await engine.run(graph, id="r", answers={path: answers[path] for path in list(answers)[:2]})
+        assert [one.payload for one in result.interrupts] == ["c"]
+        assert (await engine.run(graph, id="r", answers=answers)).output == [0, 1, 2]
+
+
+async def test_a_question_is_asked_twice_under_two_names_and_its_answer_may_be_called_otherwise() -> None:
+    graph = Graph([first, node(first, name="again", inputs={"x": "y"}, outputs="answer")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1, y=2), id="r")
+        assert {(asked.path, asked.payload) for asked in result.interrupts} == {("first:0", 1), ("again:0", 2)}
+        result = await engine.run(graph, id="r", answers={"first": 5, "again": 6})
+        assert dict(result.output or {}) == {"first": 5, "answer": 6}
+    with pytest.raises(TypeError, match="a question has no such option"):
+        node(first, timeout=3)

@@ -32,11 +32,11 @@ def gate(function: Any, **options: Any) -> Any:
 
 
 def told(steps: Sequence[StepView]) -> list[tuple[Any, ...]]:
-    """What did not run, and why."""
+    """What did not run, and why; what failed when it was decided did not run either."""
     return [
-        (step.path, step.status.value, step.skipped_by, step.reason, step.source)
+        (step.path, step.status.value, step.skipped_by, step.reason, str(step.error), step.source)
         for step in steps
-        if step.status in ("skipped", "blocked")
+        if not step.attempts
     ]
 
 
@@ -72,12 +72,12 @@ CASES: dict[str, tuple[Any, int]] = {
     "a condition": (Graph([add("a", when=lambda x: x > 1), add("b", "a")], name="g"), 2),
     "a failure": (BLOCKED, 2),
     "a failure that stops": (Graph([node(broken, name="a"), add("b", "a"), add("after", "b")], name="g"), 2),
-    "a gate that fails": (Graph([gate(broken), add("a"), add("b"), add("after", "a")], name="g"), 3),
+    "a gate that fails": (Graph([gate(broken), add("a"), add("b"), add("after", "a")], name="g"), 4),
     "a gate that fails beside others": (
         Graph([gate(broken), add("a"), add("b"), add("after", "a"), add("c")], name="g", on_failure="continue"),
-        3,
+        4,
     ),
-    "a condition that fails": (Graph([add("a", when=broken), add("b", "a")], name="g"), 1),
+    "a condition that fails": (Graph([add("a", when=broken), add("b", "a")], name="g"), 2),
     "two levels down": (Graph([Graph([INNER], name="middle"), add("last", "inner")], name="g"), 2),
     "items": (
         Graph([node(lists), node(INNER, name="n", inputs={"x": "lists"}).map_over("x")], name="g"),

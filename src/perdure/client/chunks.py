@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.kernel.chunks import open_chunks
+from perdure.kernel.events import WaitResolved
 from perdure.kernel.policies.resting import questions
 from perdure.kernel.state import RunState
 from perdure.ports.store import Store
@@ -24,12 +25,20 @@ class OpenChunk(msgspec.Struct, frozen=True):
         return [op for op in found if name in (f"{self.scope}{op}", self.state.ops[op].name.rpartition("/")[2])]
 
 
+def answered(state: RunState, op: str, scope: str = "") -> set[str]:
+    """The path of a question, and its name."""
+    question = state.ops.get(op)
+    return {f"{scope}{op}"} if question is None else {f"{scope}{op}", question.name.rpartition("/")[2]}
+
+
 class ChunkReader:
     """Reads the chunks of a run that are under way, and of each only what it has not read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._states: dict[str, RunState] = {}
+        # The questions that have an answer, by path and by name.
+        self.answered: set[str] = set()
 
     async def under_way(self, state: RunState, scope: str = "") -> Sequence[OpenChunk]:
         """The chunks of a run, and of maps in their items, in the order they began."""
@@ -40,10 +49,11 @@ class ChunkReader:
                 if row is None:
                     continue
                 self._states[id] = RunState(row[0].run_id)
-            chunk = self._states[id]
+            chunk, inner = self._states[id], f"{scope}{op[: op.rfind('/') + 1]}"
             for batch in await self._store.journal.read(chunk.run_id, chunk.next_seq):
                 for event in batch.events:
+                    if isinstance(event, WaitResolved):
+                        self.answered |= answered(chunk, event.op, inner)
                     chunk.fold(event, batch.at)
-            inner = f"{scope}{op[: op.rfind('/') + 1]}"
             found += [OpenChunk(inner, chunk), *await self.under_way(chunk, inner)]
         return found

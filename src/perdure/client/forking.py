@@ -156,7 +156,7 @@ class Forks:
                 op, path = made
                 again |= flow.affected(op, began)
                 outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
-            elif name in names:
+            elif name in names or flow.taking(name, began):
                 again |= flow.taking(name, began)
                 inputs[name] = value
             else:

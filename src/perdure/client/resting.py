@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
 
 from perdure.client.base import StoreClient
-from perdure.client.chunks import ChunkReader, OpenChunk
+from perdure.client.chunks import ChunkReader, OpenChunk, answered
 from perdure.client.messages import Messages
 from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, RunParked, UsageError
-from perdure.kernel.events import RunStatus
+from perdure.kernel.events import RunStatus, WaitResolved
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
@@ -32,6 +32,8 @@ class Rest:
     ) -> None:
         self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
         self._program = program
+        # The questions that have an answer, by path and by name: given it again, they need it no more.
+        self._answered: set[str] = set()
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
         """A run that rests, with its interrupts, or that is parked; None if it ended, or its end is awaited."""
@@ -56,9 +58,10 @@ class Rest:
             asked = interrupts(state, self._program, self._base.codec, chunks)
             if await self._answer(run_id, asked):
                 continue
-            if self._answers and asked:
+            unasked = next((one for one in self._answers if one not in self._answered), None)
+            if unasked is not None and asked:
                 raise UsageError(
-                    f"answers={{{next(iter(self._answers))!r}: ...}} answers nothing that run {run.id!r} asks; it asks "
+                    f"answers={{{unasked!r}: ...}} answers nothing that run {run.id!r} asks; it asks "
                     f"for {', '.join(f'{one.name!r} ({one.path})' for one in asked)}"
                 )
             if until == "end":
@@ -110,10 +113,13 @@ class Rest:
                 batches = await self._base.store.journal.read(run_id, state.next_seq)
                 for batch in batches:
                     for event in batch.events:
+                        if isinstance(event, WaitResolved):
+                            self._answered |= answered(state, event.op)
                         state.fold(event, batch.at)
                 if state.started is None:
                     raise NoSuchRun(run_id)
                 chunks = await reader.under_way(state) if asks else ()
+                self._answered |= reader.answered
                 if at_rest(state, [one.state for one in chunks]):
                     return state, chunks
                 with ExitStack() as stack:

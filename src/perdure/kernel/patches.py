@@ -40,7 +40,6 @@ class PatchHistory:
     """The recorded history of one execution: of a run, or of a child in its journal."""
 
     __slots__ = (
-        "_begun",
         "_completed",
         "_decided",
         "_forks",
@@ -50,6 +49,7 @@ class PatchHistory:
         "_retried",
         "_state",
         "_taken",
+        "begun",
     )
 
     def __init__(
@@ -75,7 +75,7 @@ class PatchHistory:
         # The executions that have completed, by the op path of the child; the run itself is "".
         self._completed = completed
         # What the journal holds of decisions, by op; and the ops that have begun, for programs that decide.
-        self._decided, self._begun = decided, begun
+        self._decided, self.begun = decided, begun
 
     @property
     def replaying(self) -> bool:
@@ -100,7 +100,7 @@ class PatchHistory:
 
     def began(self, op: str) -> bool:
         """Whether the journal holds the beginning of an op."""
-        return self._path + op in self._begun
+        return self._path + op in self.begun
 
     @property
     def completed(self) -> bool:
@@ -119,7 +119,7 @@ class PatchHistory:
             self._retried,
             self._completed,
             self._decided,
-            self._begun,
+            self.begun,
         )
 
     def context(self) -> RunContext | None:

@@ -48,7 +48,7 @@ class AttemptRecord(msgspec.Struct, gc=False):
 
 
 class NotRun(msgspec.Struct, frozen=True):
-    """A node that had its turn and did not run: skipped, or blocked by a failure.
+    """A node that had its turn and did not run: skipped, blocked by a failure, or itself failed when it was decided.
 
     `by` is the op that is the reason, `when` for a condition of its own, or `input` for one that was not given.
     """
@@ -59,13 +59,14 @@ class NotRun(msgspec.Struct, frozen=True):
     reason: str
     source: str
     at: float
+    error: Failure | None = None
 
 
 def within(path: str, turn: NotRun) -> NotRun:
     """A turn of a child, as seen from the root."""
     if not path:
         return turn
-    by = turn.by if turn.by in ("when", "input") else f"{path}/{turn.by}"
+    by = turn.by if turn.by in ("", "when", "input") else f"{path}/{turn.by}"
     return msgspec.structs.replace(turn, op=f"{path}/{turn.op}", by=by)
 
 
@@ -111,7 +112,7 @@ class StepRecord(msgspec.Struct, gc=False):
 def not_run(turn: NotRun) -> StepRecord:
     """The record of a node that did not run."""
     made = StepRecord(turn.op, "", turn.source, [], turn.status, finished_at=turn.at)
-    made.skipped_by, made.reason = turn.by, turn.reason
+    made.skipped_by, made.reason, made.error = turn.by, turn.reason, turn.error
     return made
 
 

@@ -217,6 +217,8 @@ class StepDecorator:
         refuse_method(fn, "step")
         if not callable(fn) or isinstance(fn, Step):
             raise TypeError(f"@step needs a function, not {fn!r}")
+        if not hasattr(fn, "__module__") or not hasattr(fn, "__name__"):
+            raise TypeError(f"@step needs a function with a name, not {fn!r:.80}; write a def that calls it")
         if self._cpu and inspect.ismethod(fn):
             raise TypeError(
                 f"@step(cpu=True) {fn.__qualname__} is a method of an object, which is not in another process; make it "

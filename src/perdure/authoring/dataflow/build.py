@@ -37,6 +37,7 @@ from perdure.errors import GraphInvalid, GraphProblem, InvalidName
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
 from perdure.kernel.values.items import Items, is_items
+from perdure.kernel.values.types import name_of as _shown
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -116,6 +117,8 @@ class Options(msgspec.Struct, frozen=True):
     single: bool = False
     # Those without which there is no result; the single one is.
     required: frozenset[str] = frozenset()
+    # What they are in the result, where that says it.
+    types: Mapping[str, Any] = {}
     # Results besides those that no node takes.
     selected: tuple[str, ...] = ()
     # In place of named values: results that are made of values.
@@ -187,6 +190,7 @@ class _Builder:
 
     def build(self) -> Built:
         self._check_names()
+        self._check_former_names()
         self._wire()
         self._find_loops()
         self._check_exclusive()
@@ -259,6 +263,29 @@ class _Builder:
             strong = [one for one in makers if not one[1].weak]
             if strong and len(strong) < len(makers):
                 self._makers[name] = strong
+
+    def _check_former_names(self) -> None:
+        """Nodes that runs in flight may have, and the program no longer has under that name."""
+        options, nodes = self._options, self._numbers
+        for former, now in options.renamed.items():
+            shown = f"renamed={{{former!r}: {now!r}}}"
+            if not isinstance(now, str) or now not in nodes:
+                self._problem(options.where, f"{shown} names no node; {did_you_mean(str(now), nodes)}")
+            if former in nodes:
+                self._problem(
+                    options.where,
+                    f"{shown}, and there is a node {former!r} still; give the new one another name",
+                )
+        for former in options.retired:
+            if not isinstance(former, str) or not former:
+                self._problem(options.where, f"retired=[{former!r}] is no name of a node")
+            elif former in nodes:
+                self._problem(
+                    options.where,
+                    f"retired=[{former!r}], and there is a node {former!r} still; give the new one another name",
+                )
+            elif former in options.renamed:
+                self._problem(options.where, f"{former!r} is both retired and renamed; leave out one")
 
     # --- wiring ---------------------------------------------------------------------------------------------------
 
@@ -339,7 +366,14 @@ class _Builder:
                 for n in part:
                     self._region[n] = len(self._bodies) - 1
                 work.append(len(self._bodies) - 1)
-        for number in declared:
+        for number in dict.fromkeys(declared):
+            if number in cyclic and number not in self._entries:
+                start = self._name(self._entries[self._loops_of(number)[0]])
+                self._problem(
+                    self._where(number),
+                    f"loops=[{start!r}, {self._name(number)!r}], and nothing leads back to {self._name(number)!r} but "
+                    f"through {start!r}, where the round begins; leave out one of them",
+                )
             if number not in cyclic:
                 self._problem(
                     self._where(number),
@@ -518,7 +552,7 @@ class _Builder:
             asked = any(self._drafts[maker].node.kind == "wait" for maker, _ in makers)
             if not asked:
                 found.append(Input(value))
-                self._need(value, wanted, bound)
+                self._need(number, value, wanted, bound)
             elif wanted.required and not bound:
                 self._problem(
                     self._where(number),
@@ -530,14 +564,23 @@ class _Builder:
             self._used_bounds.add(value)
         return found[0] if len(found) == 1 else FirstOf(tuple(found))
 
-    def _need(self, value: str, wanted: Wanted, bound: bool) -> None:
+    def _need(self, number: int, value: str, wanted: Wanted, bound: bool) -> None:
         known = self._inputs.get(value)
         type = wanted.type if not wanted.joined else Any
         required = wanted.required and not bound
         if known is None:
             self._inputs[value] = Needed(type, required)
-        else:
-            self._inputs[value] = Needed(type if known.type is Any else known.type, required or known.required)
+            return
+        narrow = known.type
+        if known.type is Any or (type is not Any and not self._options.fits(known.type, type)):
+            narrow = type
+            if not self._options.fits(type, known.type):
+                self._problem(
+                    self._where(number),
+                    f"{self._name(number)!r} takes the input {value!r} as {_shown(type)}, and another node takes it as "
+                    f"{_shown(known.type)}; change one of the annotations, or take another input with inputs=",
+                )
+        self._inputs[value] = Needed(narrow, required or known.required)
 
     def _slot(self, number: int, value: str, producers: tuple[Output, ...]) -> int:
         region = self._region[number]
@@ -573,6 +616,14 @@ class _Builder:
                 hint = did_you_mean(name, self._makers)
                 self._problem(options.where, f"the output {name!r} is no value of this graph; {hint}")
                 continue
+            wanted = options.types.get(name, Any)
+            for maker, made in makers:
+                if not options.fits(made.type, wanted):
+                    self._problem(
+                        options.where,
+                        f"the field {name!r} of the output is {_shown(wanted)}, and {self._name(maker)!r} at "
+                        f"{self._where(maker)} gives {_shown(made.type)}; change one of the annotations",
+                    )
             outputs = tuple(Output(maker, made.path) for maker, made in makers)
             found.append((name, outputs[0] if len(outputs) == 1 else FirstOf(outputs)))
         return found
@@ -685,10 +736,6 @@ def _with_last(plan: Plan, node: Node) -> Plan:
         kept=plan.kept | taken,
         last=len(plan.nodes),
     )
-
-
-def _shown(type: Any) -> str:
-    return getattr(type, "__name__", "") if not getattr(type, "__args__", None) else str(type)
 
 
 def _clash(numbers: Sequence[int], guards: Sequence[frozenset[tuple[int, int]]]) -> tuple[int, int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -28,10 +29,14 @@ from perdure.kernel.program import Dataflow
 
 
 class Dependence(Dataflow):
-    """The dependences in a plan. Ops are given by path, with the numbers of the events that began them."""
+    """The dependences in a plan. Ops are given by path, with the numbers of the events that began them.
 
-    def __init__(self, plan: Plan) -> None:
+    `inputs`: what callers call inputs, where that differs from the plan.
+    """
+
+    def __init__(self, plan: Plan, inputs: Mapping[str, str] = MappingProxyType({})) -> None:
         self._plan = plan
+        self._inputs = {external: internal for internal, external in inputs.items()}
         self._numbers = {node.name: number for number, node in enumerate(plan.nodes)}
         self._numbers |= {former: self._numbers[name] for former, name in plan.renamed.items()}
 
@@ -54,7 +59,7 @@ class Dependence(Dataflow):
 
     def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
         """The ops that depend on an input of the program."""
-        found = set[str]()
+        found, name = set[str](), self._inputs.get(name, name)
         for number, node in enumerate(self._plan.nodes):
             if any(_takes(argument.source, name) for argument in _arguments(node)):
                 found |= {op for op in ops if self._numbers.get(turn_of(op.partition("/")[0])[0]) == number}
@@ -128,8 +133,11 @@ class Dependence(Dataflow):
         within, ever = _reached(number, self._forward), _reached(number, self._all)
         region = self._plan.region
         found = set[str]()
+        # By child that runs again: its ops that do so.
+        inside: dict[str, set[str] | None] = {}
         for op, at in ops.items():
-            name, other_turn = turn_of(op.partition("/")[0])
+            first, _, rest = op.partition("/")
+            name, other_turn = turn_of(first)
             other = self._numbers.get(name)
             if other is None or other not in ever:
                 continue
@@ -137,9 +145,36 @@ class Dependence(Dataflow):
                 again = other_turn > turn or (other_turn == turn and other in within)
             else:
                 again = at > began
+            if again and rest:
+                if first not in inside:
+                    inside[first] = self._inside(other, {number, *ever}, first, ops)
+                among = inside[first]
+                again = among is None or op in among
             if again:
                 found.add(op)
         return found
+
+    def _inside(self, number: int, makers: Set[int], op: str, ops: Mapping[str, int]) -> set[str] | None:
+        """The ops in a child that depend on what these nodes give it; None if all may."""
+        node = self._plan.nodes[number]
+        flow = None if node.program is None else node.program.dataflow
+        if flow is None or not makers.isdisjoint((*node.gates, *node.after)):
+            return None
+        given = {
+            argument.name
+            for argument in node.arguments
+            if any(output.node in makers for output in self._outputs_of(argument.source))
+        }
+        if not given or (node.mapped is not None and not given.isdisjoint(node.mapped.over)):
+            return None
+        inner = {one[len(op) + 1 :]: at for one, at in ops.items() if one.startswith(f"{op}/")}
+        return {f"{op}/{one}" for name in given for one in flow.taking(name, inner)}
+
+    def _outputs_of(self, source: Source) -> Iterable[Output]:
+        """The values of a source, with those that earlier rounds carried to it."""
+        yield from outputs_in(source)
+        for slot in _slots(source):
+            yield from self._plan.slots[slot].producers
 
     @cached_property
     def _made(self) -> dict[int, list[tuple[str, Path]]]:

@@ -310,7 +310,7 @@ class DataflowExecution:
         elif number in self._maps:
             self._item_failed(number, event.op, event.error)
         else:
-            self._failed(number, event.error)
+            self._failed(number, event.error, recorded=True)
 
     def _apply_wait_resolved(self, event: WaitResolved) -> None:
         number = self._open.pop(event.op, None)
@@ -370,7 +370,7 @@ class DataflowExecution:
         if number in self._maps:
             self._item_failed(number, event.op, failure)
         else:
-            self._failed(number, failure)
+            self._failed(number, failure, recorded=True)
 
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
         if self._end is not None:
@@ -583,6 +583,8 @@ class DataflowExecution:
 
     def _call(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         """Wish for a step or a child."""
+        if self._past.begun:
+            self._check_recorded(node, op, arguments)
         self._open[op] = number
         self._running += 1
         if node.program is None:
@@ -603,6 +605,23 @@ class DataflowExecution:
                 last=number == self._plan.last,
             )
         )
+
+    def _check_recorded(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
+        """Raise NotDecodable where a new op cannot read a value that was recorded before the code changed."""
+        if self._past.began(op):
+            return
+        for one in node.arguments:
+            source, value = one.source, arguments.get(one.name)
+            if (
+                value is not None
+                and value.data
+                and one.type is not Any
+                and isinstance(source, Output)
+                and self._past.began(self._op(source.node))
+                and not value.data.startswith(REFERENCE)
+                and not (node.mapped is not None and one.name in node.mapped.over)
+            ):
+                self._codec.decode(value.data, one.type, f"the argument {one.name} of {op}")
 
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
         spec = node.spec
@@ -695,8 +714,10 @@ class DataflowExecution:
         return found
 
     def _ask(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        question = node.question
+        question, former = node.question, op.partition(":")[0]
         assert question is not None
+        if former != node.name == question.name:
+            question = msgspec.structs.replace(question, name=former)  # as it was asked before it was renamed
         if node.outputs and node.outputs[0] in self._input:
             self._done(number, self._input[node.outputs[0]])  # answered before it is asked
             return
@@ -809,20 +830,20 @@ class DataflowExecution:
         """Begin items within the limit; the map has ended when none is left."""
         node, under_way = self._plan.nodes[number], self._maps[number]
         if isinstance(under_way, ChunkMap):
-            for command in under_way.begin(node, self.patches):
+            for command in under_way.begin(node, self.patches, self._past.began):
                 self._open[command.op] = number
                 self._running += 1
                 self._commands.append(command)
             running = len(under_way.open)
         else:
-            for op, arguments in under_way.begin():
+            for op, arguments in under_way.begin(self._past.began):
                 self._call(number, node, op, arguments)
             running = under_way.running
         if running:
             return
         del self._maps[number]
         if under_way.failure is not None:
-            self._failed(number, under_way.failure)
+            self._failed(number, under_way.failure, recorded=under_way.failed > 0)
         elif isinstance(under_way, ChunkMap):
             self._done(number, under_way.result)
         else:
@@ -929,7 +950,8 @@ class DataflowExecution:
                     self._note(number, op, BLOCKED, self._op(cause), self._why_blocked(cause))
                     failed.append(number)
 
-    def _failed(self, number: int, failure: Failure) -> None:
+    def _failed(self, number: int, failure: Failure, *, recorded: bool = False) -> None:
+        """A node has failed; `recorded`: as a step or a child, and not in a decision about it."""
         node = self._plan.nodes[number]
         if self._locks:
             self._unlock(number)
@@ -947,11 +969,18 @@ class DataflowExecution:
             except ExpressionFailed as error:
                 failure = describe(error, self._codec)
         self._status[number] = FAILED
-        if self._failure is None:
-            self._failure = failure
+        if self.noted is not None and not recorded:
+            self.noted.append(NotRun(self._op(number), StepStatus.FAILED, "", "", node.where, self._at, failure))
         if self._plan.on_failure == "continue":
+            self._failure = self._failure or failure
             self._ended(number)
-        elif not self._stopping:
+        else:
+            self._stop(failure)
+
+    def _stop(self, failure: Failure) -> None:
+        """Begin nothing more, because of a failure. Steps end; graphs inside are told to, whatever they wait for."""
+        self._failure = self._failure or failure
+        if not self._stopping:
             self._stopping = True
             self._give_up_chunks(DRAIN)
             self._commands += [CancelOp(op, DRAIN) for op, child in self._open.items() if self._can_drain(child)]
@@ -989,8 +1018,7 @@ class DataflowExecution:
                 return True
             entry, nodes = self._plan.nodes[region.entry].name, self._plan.nodes
             error = LoopLimit(entry, "" if gate is None else nodes[gate].name, self._rounds[number])
-            self._failure = self._failure or describe(error, self._codec)
-            self._stopping = True
+            self._stop(describe(error, self._codec))
             return True
         self._reset(number)
         for _, consumer in region.exports:

@@ -6,7 +6,7 @@ A map with few items begins them itself. One with many begins *chunks* of them, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from msgspec import Raw
@@ -131,12 +131,16 @@ class ItemMap:
         self.failure: Failure | None = None
         self.first_error: Failure | None = None
 
-    def begin(self) -> Iterator[tuple[str, dict[str, Value]]]:
-        """Items that begin now, by op, with their arguments."""
-        if self.running + self.batch > self.window and self.running:
-            return  # several begin together, which costs less
-        while self.failure is None and self.next < self.end and self.running < self.window:
+    def begin(self, began: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Value]]]:
+        """Items that begin now, by op, with their arguments.
+
+        Those that `began` before, when the limit may have been a higher one, begin at once.
+        """
+        full = self.running + self.batch > self.window and self.running  # several begin together, which costs less
+        while self.failure is None and self.next < self.end:
             index = self.next
+            if (full or self.running >= self.window) and not began(f"{self.op}[{self.first + index}]"):
+                return
             self.next += 1
             self.running += 1
             columns = self.columns
@@ -176,8 +180,8 @@ class ChunkMap:
     """A map that begins chunks of its items, each a run of its own."""
 
     __slots__ = (
-        "_arguments", "_columns", "_count", "_done", "_end", "_most", "_next", "_size", "_slots", "_windows", "failed",
-        "failure", "op", "open",
+        "_arguments", "_chunks", "_columns", "_count", "_done", "_end", "_most", "_next", "_size", "_slots", "_windows",
+        "failed", "failure", "op", "open",
     )  # fmt: skip
 
     def __init__(
@@ -195,7 +199,7 @@ class ChunkMap:
         # The chunk to begin next, and the one after the last that is needed.
         self._next, self._end = 0, -(-count // size)
         # The windows of the chunks that are under way at a time: together, they are that of the map.
-        chunks = min(OPEN_CHUNKS, window, self._end)
+        self._chunks = chunks = min(OPEN_CHUNKS, window, self._end)
         self._windows = [window // chunks + (slot < window % chunks) for slot in range(chunks)]
         self._slots = list(range(chunks))
         # Chunks under way, by op, with their numbers and windows; and what came of those that have ended.
@@ -204,15 +208,22 @@ class ChunkMap:
         self.failed = 0
         self.failure: Failure | None = None
 
-    def begin(self, node: Node, patches: dict[str, bool]) -> Iterator[RunStep]:
-        """Chunks that begin now."""
-        while self.failure is None and self._next < self._end and self._slots:
-            number, slot = self._next, self._slots.pop(0)
-            self._next += 1
+    def begin(self, node: Node, patches: dict[str, bool], began: Callable[[str], bool]) -> Iterator[RunStep]:
+        """Chunks that begin now. Those that `began` before, when the limit may have been higher, do so at once."""
+        while self.failure is None and self._next < self._end:
+            number = self._next
             first = number * self._size
             last = min(first + self._size, self._count)
-            over = {name: column.part(first, last) for name, column in self._columns.items()}
             op = f"{self.op}[{first}-{last - 1}]"
+            if self._slots:
+                slot = self._slots.pop(0)
+            elif began(op):
+                slot = len(self._windows)
+                self._windows.append(1)
+            else:
+                return
+            self._next += 1
+            over = {name: column.part(first, last) for name, column in self._columns.items()}
             self.open[op] = number, slot
             inputs = ChunkInput(
                 first,
@@ -254,8 +265,9 @@ class ChunkMap:
 
     def _closed(self, op: str) -> int:
         number, slot = self.open.pop(op)
-        self._slots.append(slot)
-        self._slots.sort()
+        if slot < self._chunks:
+            self._slots.append(slot)
+            self._slots.sort()
         return number
 
     def _forget(self, op: str) -> str:

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.authoring.dataflow.execution import FAILED, OPEN, WAITING, DataflowExecution
@@ -25,6 +24,7 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepStarted,
+    StepStatus,
     ValueRecorded,
     WaitOpened,
 )
@@ -33,6 +33,7 @@ from perdure.kernel.patches import DECISIONS, PatchHistory, patch_history
 from perdure.kernel.state import RunState
 from perdure.kernel.step_records import Missed, NotRun, within
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure
 
 _BEGIN = RunClaimed("", 1)
 
@@ -94,7 +95,7 @@ class _Walk:
                 self._advance("", event, at)
         elif isinstance(event, RunFinished):
             for path in list(self._open):
-                self._end(path, event.status)
+                self._end(path, event.status, event.error)
         elif isinstance(event, CancelRequested):
             self._advance(event.child, CancelRequested(event.reason), at)
         elif hasattr(event, "op"):
@@ -105,7 +106,7 @@ class _Walk:
         own = op[len(path) + 1 :] if path else op
         execution = self._open.get(path)
         if isinstance(event, ChildFinished) and op in self._open:
-            self._end(op, event.status)
+            self._end(op, event.status, event.error)
         if execution is not None and isinstance(event, StepStarted | ChildStarted | WaitOpened):
             execution.begins(own)
         if isinstance(event, ChildStarted) and not event.detached and not event.refused:
@@ -135,10 +136,10 @@ class _Walk:
         except Exception:
             self._open[path], self.whole = None, False  # what follows is not known
 
-    def _end(self, path: str, status: RunStatus) -> None:
+    def _end(self, path: str, status: RunStatus, error: Failure | None) -> None:
         execution = self._open.pop(path, None)
-        if execution is not None and status is RunStatus.FAILED:
-            execution.fail()
+        if execution is not None and status is RunStatus.FAILED and error is not None:
+            execution.fail(error)
 
 
 class _Shown(DataflowExecution):
@@ -149,7 +150,7 @@ class _Shown(DataflowExecution):
     ) -> None:
         super().__init__(plan, started, Codec(), past)
         self.program = program
-        self.noted = noted
+        self.noted: list[NotRun] = noted
         self._numbers = {node.name: number for number, node in enumerate(plan.nodes)}
 
     def begins(self, op: str) -> None:
@@ -162,11 +163,13 @@ class _Shown(DataflowExecution):
             while self._ready and not self._stopping:
                 self._turn(heapq.heappop(self._ready))
 
-    def fail(self) -> None:
+    def fail(self, error: Failure) -> None:
         """The run has failed: what was to be decided and was not, failed."""
         failed = [number for number, status in enumerate(self._status) if status == OPEN and self._is_undecided(number)]
         for number in failed:
             self._status[number] = FAILED
+            where, op = self._plan.nodes[number].where, self._op(number)
+            self.noted.append(NotRun(op, StepStatus.FAILED, "", "", where, self._at, error))
         if failed:
             self._note_blocked()
 
@@ -192,10 +195,11 @@ class _Shown(DataflowExecution):
     def _sleep(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         self._status[number], self._open[op] = OPEN, number
 
-    def _column(self, op: str, name: str, value: Value) -> list[Raw]:
-        try:
-            return value.elements()
-        except msgspec.MsgspecError:
-            # A fixed value, which is not stored: the journal has the number of items.
-            count = msgspec.json.decode(self._decision(op) or b'{"n":0}')["n"]
-            return [Raw(b"null")] * count
+    def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        known = self._decision(op)
+        if known is not None and node.mapped is not None:
+            # A fixed value is not stored: the journal has the number of items.
+            items = Value(b"[%b]" % b",".join([b"null"] * msgspec.json.decode(known)["n"]))
+            fixed = {name: items for name in node.mapped.over if name in arguments and arguments[name].data == b"null"}
+            arguments = {**arguments, **fixed}
+        super()._map(number, node, op, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from perdure.kernel.values.items import Items
 
@@ -28,8 +28,11 @@ def fits(made: Any, wanted: Any) -> bool:
         return fits(list[element_of(made)], wanted)  # type: ignore[misc]
     if not isinstance(one, type) or not isinstance(other, type) or getattr(other, "_is_protocol", False):
         return True
+    if is_typeddict(one) and is_typeddict(other):
+        has, needs = get_type_hints(one), get_type_hints(other)
+        return all(name in has and fits(has[name], type) for name, type in needs.items())
     if is_typeddict(one) or is_typeddict(other):
-        return issubclass(dict, (one if is_typeddict(other) else other)) or (is_typeddict(one) and is_typeddict(other))
+        return issubclass(dict, one if is_typeddict(other) else other)
     if (one, other) in ((int, float), (bool, float), (int, complex), (float, complex)):
         return True
     try:

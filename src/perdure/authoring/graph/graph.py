@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
@@ -181,16 +181,11 @@ class Graph(DataflowProgram, Generic[P, R]):
             max_rounds=_rounds(max_rounds),
             patches=tuple(check_name(one, "the id of a patch") for one in _listed("patches", patches)),
             retired=tuple(_listed("retired", retired)),
-            renamed=dict(renamed or {}),
+            renamed=_names(renamed),
             fits=fits,
             **_results(output),
         )
-        drafts = self._drafts()
-        for former, now in self._options.renamed.items():
-            if not isinstance(now, str) or now not in {draft.node.name for draft in drafts}:
-                hint = did_you_mean(str(now), (draft.node.name for draft in drafts))
-                raise GraphInvalid([GraphProblem(where, f"renamed={{{former!r}: {now!r}}} names no node; {hint}")])
-        self._build(drafts)
+        self._build(self._drafts())
 
     def _drafts(self) -> tuple[Draft, ...]:
         """Its nodes, to be wired. Not kept: of a large graph they are most of the objects, and its runs need none."""
@@ -220,7 +215,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         self.answers = {node.outputs[0]: node.question.answer for node in self.plan.nodes if node.question is not None}
         for name, answer in self.answers.items():
             self._needed.setdefault(name, Needed(answer, False))
-        self.dataflow = Dependence(self.plan)
+        self.dataflow = Dependence(self.plan, self._input_names)
         self.asks = any(
             node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
         )
@@ -301,7 +296,9 @@ class Graph(DataflowProgram, Generic[P, R]):
         self._refuse_unknown("select", wanted, makers)
         kept = reached(drafts, [maker for name in wanted for maker in makers[name]], behind=False)
         single = self._options.single and len(wanted) == 1 and wanted == list(self._options.results or ())
-        options = msgspec.structs.replace(self._options, results=tuple(wanted), single=single, required=frozenset())
+        options = msgspec.structs.replace(
+            self._options, results=tuple(wanted), single=single, required=frozenset(), types={}
+        )
         return self._narrowed("select", drafts, kept, options, None if not single else self._output)
 
     def with_entrypoint(self, *nodes: Named) -> Self:
@@ -312,12 +309,14 @@ class Graph(DataflowProgram, Generic[P, R]):
         kept = reached(drafts, names, behind=True)
         return self._narrowed("with_entrypoint", drafts, kept, self._options, self._output)
 
-    def _refuse_unknown(self, method: str, names: Iterable[str], known: Mapping[str, object]) -> None:
+    def _refuse_unknown(self, method: str, names: Sequence[str], known: Mapping[str, object]) -> None:
         problems = [
             GraphProblem(self._options.where, f"{method}({name!r}): {did_you_mean(name, known)}")
             for name in names
             if name not in known
         ]
+        if not names:
+            problems = [GraphProblem(self._options.where, f"{method}() names nothing; {did_you_mean('', known)}")]
         if problems:
             raise GraphInvalid(problems)
 
@@ -326,7 +325,8 @@ class Graph(DataflowProgram, Generic[P, R]):
         loops = tuple(name for name in options.loops if name in kept)
         taken = {value for draft in drafts for wanted in draft.reads for value in wanted.values}
         bound = {name: value for name, value in options.bound.items() if name in taken}
-        options = msgspec.structs.replace(options, loops=loops, bound=bound)
+        renamed = {former: name for former, name in options.renamed.items() if name in kept}
+        options = msgspec.structs.replace(options, loops=loops, bound=bound, renamed=renamed)
         members = tuple(member for name, member in self.nodes.items() if name in kept)
         return self._with(method, _kept=kept, _members=members, _options=options, _output=output, _given=None)
 
@@ -349,7 +349,7 @@ class Graph(DataflowProgram, Generic[P, R]):
                 was = f"{old!r} was renamed to {history[old]!r}; " if old in history else ""
                 hint = f"{was}current {what}: {', '.join(known)}" if was else did_you_mean(old, known)
                 problems.append(f"rename_{what}({old}=...): {hint}")
-            elif new in known and new not in names:
+            elif (new in known and new not in names) or list(names.values()).count(new) > 1:
                 problems.append(f"rename_{what}({old}={new!r}): {new!r} is the name of another one")
         if problems:
             raise GraphInvalid([GraphProblem(self._options.where, problem) for problem in problems])
@@ -573,7 +573,11 @@ def _results(output: Any) -> dict[str, Any]:
     fields = _fields(output) if isinstance(output, type) else None
     if fields is None:
         raise WrongValue(f"output={output!r:.80} is a node, the name of a value, or a class whose fields are values")
-    return {"results": tuple(fields), "required": frozenset(name for name in fields if fields[name])}
+    return {
+        "results": tuple(fields),
+        "required": frozenset(name for name in fields if fields[name]),
+        "types": hints_of(output, 3),
+    }
 
 
 def _fields(cls: type) -> dict[str, bool] | None:
@@ -594,6 +598,12 @@ def _listed(what: str, given: Any) -> list[Any]:
     if isinstance(given, str | Step | Program) or not isinstance(given, Iterable):
         raise WrongValue(f"Graph({what}={given!r:.80}) takes a list; write {what}=[...]")
     return list(given)
+
+
+def _names(renamed: Any) -> dict[str, str]:
+    if renamed is not None and not isinstance(renamed, Mapping):
+        raise WrongValue(f"Graph(renamed={renamed!r:.80}) gives former nodes their names of now: {{'old': 'new'}}")
+    return dict(renamed or {})
 
 
 def _one_of(what: str, given: Any, known: tuple[str, ...]) -> Any:

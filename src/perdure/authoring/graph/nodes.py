@@ -36,8 +36,9 @@ R = TypeVar("R")
 C = TypeVar("C")
 T = TypeVar("T")
 
-# Where a parameter takes its value from: the name of a value, or several, which are joined to a list.
-Sources: TypeAlias = Mapping[str, "str | Sequence[str]"]
+# Where a parameter takes its value from: the name of a value, or several, which are joined to a list. A node stands for
+# its value.
+Sources: TypeAlias = Mapping[str, "str | Step[..., Any] | Sequence[str | Step[..., Any]]"]
 # A node by itself or by its name.
 Named: TypeAlias = "str | Step[..., Any] | Gate"
 _UNSET: Any = object()
@@ -77,11 +78,12 @@ class Wiring:
     ) -> None:
         if inputs is not None and not isinstance(inputs, Mapping):
             raise WrongValue(f"inputs={inputs!r:.80} gives parameters their values by name: {{'order': 'validated'}}")
+        self.inputs = {parameter: source_of(parameter, source) for parameter, source in (inputs or {}).items()}
         if isinstance(after, str | Step | Gate) or not isinstance(after, Iterable):
             raise WrongValue(f"after={after!r:.80} is a list of nodes; write after=[...]")
-        if when is not None and not callable(when):
-            raise WrongValue(f"when={when!r:.80} is a function that returns True or False")
-        self.name, self.inputs, self.when = name, dict(inputs or {}), when
+        if when is not None:
+            check_pure(when, "when")
+        self.name, self.when = name, when
         self.after = tuple(name_of(one) for one in after)
 
 
@@ -121,6 +123,8 @@ class Node(Step[P, R]):
         """
         made = copy.copy(self)
         made.mapped = mapped(params, limit, on_error, tolerate, chunk, until)
+        if self.mapped is not None:
+            raise WrongValue(f"{self.wiring.name} is mapped already; name all parameters in one map_over()")
         return cast("Node[..., list[R]]", made)
 
     def options(self, **policy: Any) -> Self:
@@ -286,6 +290,28 @@ class InterruptNode(Node[..., T]):
         made.function, made.question = fn, question
         return made
 
+    def map_over(
+        self,
+        *params: str,
+        limit: int | None = None,
+        on_error: OnError = "fail",
+        tolerate: float | None = None,
+        chunk: int = 500,
+        until: Callable[[Any], bool] | None = None,
+    ) -> Node[..., list[T]]:
+        """The question once for each item of these parameters; its value is the list of answers: see `Node.map_over`.
+
+        Each item asks for itself, as a graph of the one question does: at `approval:0[17]/approval:0`.
+        """
+        from perdure.authoring.graph.graph import Graph  # which is made of nodes
+
+        alone = copy.copy(self)
+        alone.wiring = Wiring(self.wiring.name)
+        asked = ProgramNode[..., Any](
+            Graph([alone], name=self.wiring.name, output=alone), self.wiring, None, self.where, {}
+        )
+        return asked.map_over(*params, limit=limit, on_error=on_error, tolerate=tolerate, chunk=chunk, until=until)
+
     def draft(self) -> Draft:
         """The node, to be wired."""
         wiring, problems = self.wiring, list[str]()
@@ -294,15 +320,19 @@ class InterruptNode(Node[..., T]):
             wants: tuple[Wanted, ...] = (wanted(name, wiring.inputs, True, False, annotation),)
         else:
             wants, problems = parameters(self.function, dict(self.spec.types), wiring.inputs)
+        outputs = (wiring.name,) if self.outputs is None else self.outputs
+        if len(outputs) != 1:
+            problems.append(f"the answer to {wiring.name!r} is one value; give it one name, as in outputs='approval'")
+            outputs = (wiring.name,)
         planned = PlannedNode(
             wiring.name,
             "wait",
-            outputs=(wiring.name,),
+            outputs=outputs,
             where=self.where,
             function=self.function,
             question=replace(self.question, name=wiring.name),
         )
-        return self.finished(planned, wants, (Made(wiring.name, (), self.question.answer),), problems)
+        return self.finished(planned, wants, (Made(outputs[0], (), self.question.answer),), problems)
 
 
 class Gate:
@@ -489,8 +519,10 @@ class NodeDecorator:
 
     def make(self, given: Any, depth: int) -> Node[..., Any]:
         """The node of a function, a step or a program; its annotations are resolved `depth` frames above."""
-        if isinstance(given, Gate | InterruptNode):
-            raise TypeError(f"node({given.name}): it is a node already; give its options to @route or @interrupt")
+        if isinstance(given, Gate):
+            raise TypeError(f"node({given.name}): it is a node already; give its options to @route")
+        if isinstance(given, InterruptNode) and self._options:
+            raise TypeError(f"node({given.name}, {next(iter(self._options))}=...): a question has no such option")
         # A protocol is slow to check: the other kinds come first.
         if not isinstance(given, Step) and isinstance(given, Program):
             if self._options:
@@ -562,6 +594,8 @@ def route(
     names = dict.fromkeys(_target(target) for target in targets)
     other = [] if fallback is None else [_target(fallback)]
     names.update(dict.fromkeys(other))
+    if not names:
+        raise WrongValue("route(targets=[]) has nothing to choose from; name its nodes, as in targets=[approve, END]")
 
     def make(fn: Callable[..., Any]) -> Gate:
         own = given_name(name, fn.__name__)
@@ -740,6 +774,35 @@ def name_of(target: Any) -> str:
     raise WrongValue(f"{target!r:.80} is no node; give a node or its name")
 
 
+def source_of(parameter: str, source: Any) -> str | tuple[str, ...]:
+    """The name of a value, or of several, that is the source of a parameter."""
+    if isinstance(source, str | Step):
+        return _value_of(parameter, source)
+    if not isinstance(source, Sequence):
+        if isinstance(source, Program):
+            return source.name
+        raise WrongValue(f"inputs={{{parameter!r}: {source!r:.80}}} is the name of a value, or a list of names")
+    return tuple(_value_of(parameter, one) for one in source)
+
+
+def _value_of(parameter: str, source: Any) -> str:
+    if isinstance(source, Node) and source.outputs is not None:
+        if len(source.outputs) != 1:
+            values = " and ".join(map(repr, source.outputs)) or "none"
+            raise WrongValue(f"inputs={{{parameter!r}: {name_of(source)}}}: its values are {values}; name one of them")
+        return source.outputs[0]
+    name = name_of(source)
+    if not name:
+        raise WrongValue(f"inputs={{{parameter!r}: ''}} names no value")
+    return name
+
+
+def check_pure(fn: Any, what: str) -> None:
+    """Raise WrongValue for what is no plain function."""
+    if not callable(fn) or isinstance(fn, Step) or inspect.iscoroutinefunction(fn):
+        raise WrongValue(f"{what}={fn!r:.80} is a plain function that returns True or False; it is not awaited")
+
+
 def mapped(
     params: Sequence[str],
     limit: int | None,
@@ -751,6 +814,8 @@ def mapped(
     """How a node is mapped. Raises for what cannot be meant."""
     if not params or not all(isinstance(one, str) for one in params):
         raise WrongValue(f"map_over({', '.join(map(repr, params))}) takes the names of parameters")
+    if len(set(params)) < len(params):
+        raise WrongValue(f"map_over({', '.join(map(repr, params))}) names a parameter twice")
     for what, given in (("limit", limit), ("chunk", chunk)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise WrongValue(f"map_over({what}={given!r:.80}) is a whole number from 1 on")
@@ -758,10 +823,12 @@ def mapped(
         raise WrongValue(f"map_over(on_error={on_error!r:.80}) is 'fail', 'none' or 'skip'")
     if tolerate is not None and (isinstance(tolerate, bool) or not isinstance(tolerate, int | float)):
         raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is how many items may fail: 3, or a share such as 0.01")
-    if tolerate is not None and (tolerate < 0 or (isinstance(tolerate, float) and tolerate > 1)):
+    if tolerate is not None and not 0 <= tolerate <= (1 if isinstance(tolerate, float) else tolerate):
         raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is a number of items, or a share between 0.0 and 1.0")
     if tolerate is not None and on_error == "fail":
         raise WrongValue("map_over(tolerate=...) is for on_error='none' or 'skip': with 'fail' no item may fail")
+    if until is not None:
+        check_pure(until, "until")
     return Mapped(tuple(params), limit, on_error, tolerate, chunk, until)
 
 
@@ -792,11 +859,13 @@ def parameters(
     return tuple(found), problems
 
 
-def wanted(name: str, inputs: Mapping[str, Any], required: bool, keyword: bool, annotation: Any) -> Wanted:
+def wanted(
+    name: str, inputs: Mapping[str, str | tuple[str, ...]], required: bool, keyword: bool, annotation: Any
+) -> Wanted:
     """A parameter and its source."""
     source = inputs.get(name, name)
     joined = not isinstance(source, str)
-    values = tuple(name_of(one) for one in source) if joined else (source,)
+    values = (source,) if isinstance(source, str) else source
     annotation = element_of(annotation) if joined else annotation
     return Wanted(name, values, joined, required, keyword, annotation)
 
@@ -814,7 +883,7 @@ def _check_names(name: str, inputs: Mapping[str, Any], names: Sequence[str], pro
             problems.append(
                 f"inputs={{{parameter!r}: ...}} names no parameter of {name!r}; {did_you_mean(parameter, names)}"
             )
-        elif not isinstance(source, str) and not source:
+        elif not source:
             problems.append(f"inputs={{{parameter!r}: []}} of {name!r} joins nothing; name the values")
 
 
