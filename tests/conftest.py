@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before any test imports a part of it: failures of the conformance suite tell the values they compared.
+pytest.register_assert_rewrite("perdure.testing.conformance")
 pytest_plugins = ["tests.processes", "tests.services.plugin"]
 
 # Bounded by examples, never by time: a busy machine changes nothing. The same examples each time: a change of the code,

@@ -104,7 +104,7 @@ def test_runs_are_listed_newest_first_in_aligned_columns(filled: Cli) -> None:
         (["--id-prefix", "t"], ["three", "two"]),
         (["--id-prefix", "t%"], []),
         (["--root", "two"], ["two"]),
-        (["--roots", "--search", "error=refused"], ["three"]),
+        (["--roots", "--search", "error=valueerror"], ["three"]),
         (["--search", "output=nothing"], []),
         (["--parent", "two"], []),
         (["--queue", "mail"], []),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Raw
 
+from perdure.errors import Corrupt
 from perdure.kernel.batches import error_of
 from perdure.kernel.chunks import ChunkOutcome, chunk_range
 from perdure.kernel.events import (
@@ -16,6 +17,7 @@ from perdure.kernel.events import (
     ChildFinished,
     ChildStarted,
     ChunkAppended,
+    Event,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -130,55 +132,62 @@ class StepRecords:
         self._chosen: set[str] = set()
 
     def feed(self, batches: Iterable[Batch]) -> None:
-        """Take in what comes next in the journal."""
+        """Take in what comes next in the journal. An outcome of what never began is Corrupt."""
         for batch in batches:
             for event in batch.events:
-                if isinstance(event, StepStarted):
-                    record = self._found.get(event.op)
-                    if record is None or not record.attempts:
-                        record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
-                        record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
-                        self._found[event.op] = record
-                    elif record.attempts[-1].status is StepStatus.RUNNING:
-                        # A new attempt without an outcome of the previous one: its owner died.
-                        record.attempts[-1].status = StepStatus.UNKNOWN
-                    record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
-                    record.status = StepStatus.RUNNING
-                elif isinstance(event, StepSucceeded):
-                    record = self._found[event.op]
-                    record.output, record.output_blob = event.value, event.blob
-                    _end(record, StepStatus.SUCCEEDED, batch.at, None)
-                elif isinstance(event, AttemptFailed):
-                    last = self._found[event.op].attempts[-1]
-                    last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
-                    last.retry_at = event.retry_at
-                    self._found[event.op].fallback = event.fallback
-                elif isinstance(event, StepFailed):
-                    status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
-                    _end(self._found[event.op], status, batch.at, event.error)
-                elif isinstance(event, ChunkAppended):
-                    record = self._found[event.op]
-                    if event.restart:
-                        record.chunks, record.restarts = [], record.restarts + 1
-                    record.chunks += event.chunks
-                    record.shown = event.end
-                elif isinstance(event, RunClaimed | RunForked):
-                    for record in self._found.values():
-                        record.replayed |= record.finished_at is not None
-                elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
-                    for turn in _skipped(event, batch.at):
-                        self._found.setdefault(turn.op, not_run(turn))
-                    if event.kind == "route":
-                        self._chosen.update(_targets(event, "chose"))
-                elif isinstance(event, StepProgressed):
-                    self._found[event.op].progress = event.progress
-                elif isinstance(event, StepSkipped):
-                    _end(self._found[event.op], StepStatus.SKIPPED, batch.at, event.error)
-                    self._found[event.op].attempts[-1].status = StepStatus.FAILED
-                elif isinstance(event, RunFinished):
-                    for record in self._found.values():
-                        if record.status is StepStatus.RUNNING:
-                            record.status = StepStatus.UNKNOWN
+                try:
+                    self._fold(event, batch.at)
+                except LookupError:
+                    op = getattr(event, "op", "")
+                    raise Corrupt("the journal", f"{type(event).__name__} of {op!r}, which never began") from None
+
+    def _fold(self, event: Event, at: float) -> None:
+        if isinstance(event, StepStarted):
+            record = self._found.get(event.op)
+            if record is None or not record.attempts:
+                record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
+                record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
+                self._found[event.op] = record
+            elif record.attempts[-1].status is StepStatus.RUNNING:
+                # A new attempt without an outcome of the previous one: its owner died.
+                record.attempts[-1].status = StepStatus.UNKNOWN
+            record.attempts.append(AttemptRecord(event.attempt, at, fallback=record.fallback))
+            record.status = StepStatus.RUNNING
+        elif isinstance(event, StepSucceeded):
+            record = self._found[event.op]
+            record.output, record.output_blob = event.value, event.blob
+            _end(record, StepStatus.SUCCEEDED, at, None)
+        elif isinstance(event, AttemptFailed):
+            last = self._found[event.op].attempts[-1]
+            last.status, last.finished_at, last.error = StepStatus.FAILED, at, event.error
+            last.retry_at = event.retry_at
+            self._found[event.op].fallback = event.fallback
+        elif isinstance(event, StepFailed):
+            status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
+            _end(self._found[event.op], status, at, event.error)
+        elif isinstance(event, ChunkAppended):
+            record = self._found[event.op]
+            if event.restart:
+                record.chunks, record.restarts = [], record.restarts + 1
+            record.chunks += event.chunks
+            record.shown = event.end
+        elif isinstance(event, RunClaimed | RunForked):
+            for record in self._found.values():
+                record.replayed |= record.finished_at is not None
+        elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
+            for turn in _skipped(event, at):
+                self._found.setdefault(turn.op, not_run(turn))
+            if event.kind == "route":
+                self._chosen.update(_targets(event, "chose"))
+        elif isinstance(event, StepProgressed):
+            self._found[event.op].progress = event.progress
+        elif isinstance(event, StepSkipped):
+            _end(self._found[event.op], StepStatus.SKIPPED, at, event.error)
+            self._found[event.op].attempts[-1].status = StepStatus.FAILED
+        elif isinstance(event, RunFinished):
+            for record in self._found.values():
+                if record.status is StepStatus.RUNNING:
+                    record.status = StepStatus.UNKNOWN
 
     def found(self) -> list[StepRecord]:
         """The steps in the order they began."""
