@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, NoSuchFlow, RunStatus, UsageError, call, connect, workflow
+from perdure import Engine, NoSuchFlow, Recovery, RunStatus, UsageError, call, connect, workflow
 from perdure.config import Flows
 from perdure.flow import Flow
 from tests.flow.writing import flow_of
@@ -176,7 +176,7 @@ async def test_two_engines_store_a_definition_once(tmp_path: Path) -> None:
 
 async def test_an_engine_that_is_open_continues_what_was_stored_and_started_since(tmp_path: Path, store: str) -> None:
     flow = flow_of(tmp_path, "steps: [{id: v, use: value, with: 1}]")
-    async with Engine(store, []) as engine, connect(store) as client:
+    async with Engine(store, [], recovery=Recovery(check_interval=0.5)) as engine, connect(store) as client:
         assert engine._service is not None
         _ = await client.start(call("test"), id="early")
         await engine.sweep()
