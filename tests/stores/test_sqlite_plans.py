@@ -43,6 +43,7 @@ async def plan_of(
         (RunFilter(), "PRIMARY KEY (run_id>? AND run_id<?)"),
         (RunFilter(tags={"a": "b"}, floor="r3"), "PRIMARY KEY (run_id>? AND run_id<?)"),
         (RunFilter(asking=True), "perdure_runs_by_approvals"),
+        (RunFilter(asking=True, status=[RunStatus.PARKED, RunStatus.WAITING]), "perdure_runs_by_approvals"),
     ],
 )
 async def test_few_among_many_are_found_by_their_index(

@@ -53,7 +53,7 @@ class RedisRuns:
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
-        keys = ["asking"] if filter.asking else [f"by:{status.value}" for status in filter.status] or ALL
+        keys = ["asking"] if filter.asking else [f"by:{status.value}" for status in dict.fromkeys(filter.status)] or ALL
         found: list[tuple[RunRow, Head]] = []
         cursor = filter.cursor
         if filter.root is not None:

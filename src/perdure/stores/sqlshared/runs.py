@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from heapq import merge
-from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -63,7 +61,7 @@ FIRST_QUEUED = """
 # compared as encoded text: keys and values are strings, and equal strings are encoded alike.
 _FILTER = """
     r.run_id < $1 and r.run_id >= $14
-      and ($2::text is null or r.status = $2)
+      and ($2::text[] is null or r.status = any($2::text[]))
       and ($3::text is null or r.program = $3)
       and ($4::bool or substr(r.program, 1, 8) <> 'perdure.')
       and ($5::float8 is null or r.created_at >= $5)
@@ -79,12 +77,15 @@ _FILTER = """
     order by r.run_id desc limit $7
 """
 # An optional condition uses no index: what is few among many has statements of its own.
-_STATUS = "r.status = $2 and "
+_STATUS = {status: f"r.status = '{status.value}' and " for status in RunStatus}
 _PROGRAM = "r.program = $3 and "
+# Most runs of a program are completed, and by status those of other programs would be read in vain.
+_COMPLETED_OF_PROGRAM = _PROGRAM + "r.status || '' = 'completed' and "
 # The run_ids of a tree begin with the root's run_id and '/'; '0' is the character after '/'.
 _TREE = "r.run_id >= $10 and r.run_id < $10 || '0' and "
 # What may match: which of these runs do is found out when they are read.
 _MATCHES = {
+    "": "",
     "input": "(strpos(r.input, $16) > 0 or strpos(r.input, $17) > 0) and ",
     "output": "(strpos(r.output, $16) > 0 or strpos(r.output, $17) > 0) and ",
     "error": """(strpos(lower(r.error), lower($16)) > 0 or strpos(lower(r.reason), lower($16)) > 0
@@ -189,16 +190,7 @@ class SharedRuns:
         self._sql = database
         self._get = self.run + " where r.run_id = $1"
         self._finished = self.run + _FINISHED
-        self._list = {
-            (values, only, field): (self.run_and_head if values else self.without_values)
-            + " where "
-            + only
-            + matches
-            + _FILTER
-            for values in (True, False)
-            for only in ("", self.asking, _TREE, _STATUS, _PROGRAM)
-            for field, matches in {"": "", **_MATCHES}.items()
-        }
+        self._lists: dict[tuple[bool, str, tuple[str, ...]], str] = {}
 
     @staticmethod
     def columns(found: Sequence[Any]) -> Sequence[Any]:
@@ -215,10 +207,7 @@ class SharedRuns:
         match, found = filter.match, list[tuple[RunRow, Head]]()
         while len(found) < filter.limit:
             asked = min(filter.limit - len(found), SLICE) if match is None else SLICE
-            # Of several statuses each has an index that is in order; together they have none.
-            wanted: Sequence[RunStatus | None] = filter.status or (None,)
-            pages = [await self._page(filter, status, asked) for status in wanted]
-            page = list(islice(merge(*pages, key=_by_run_id, reverse=True), asked))
+            page = await self._page(filter, asked)
             if match is None:
                 found += page
             else:
@@ -230,24 +219,14 @@ class SharedRuns:
             await asyncio.sleep(0)
         return found[: filter.limit]
 
-    async def _page(self, filter: RunFilter, status: RunStatus | None, limit: int) -> Sequence[tuple[RunRow, Head]]:
-        """The runs that may match, in one status or in all."""
-        only, needles = "", ("", "")
-        if filter.asking:
-            only = self.asking
-        elif filter.root is not None:
-            only = _TREE
-        elif status is not None and (status is not RunStatus.COMPLETED or filter.program is None):
-            only = _STATUS
-        elif filter.program is not None:
-            only = _PROGRAM
-        if filter.match is not None:
-            needles = filter.match.needles()
-        values = filter.values or filter.match is not None
+    async def _page(self, filter: RunFilter, limit: int) -> Sequence[tuple[RunRow, Head]]:
+        """The next runs that may match, as they are at one moment."""
+        match = filter.match
+        values = filter.values or match is not None
         rows = await self._sql.read(
-            self._list[values, only, filter.match.field if filter.match else ""],
+            self._statement(values, match.field if match else "", self._indexes(filter)),
             filter.cursor or LAST,
-            None if status is None else status.value,
+            [status.value for status in filter.status] or None,
             filter.program,
             filter.built_in,
             filter.since,
@@ -262,9 +241,35 @@ class SharedRuns:
             filter.id_prefix,
             filter.floor,
             filter.roots,
-            *(needles if filter.match else ()),
+            *(match.needles() if match else ()),
         )
         return [listed(self.columns(row), checked=values) for row in rows]
+
+    def _indexes(self, filter: RunFilter) -> tuple[str, ...]:
+        """The conditions by which the rows are found, each by an index that has them in order."""
+        if filter.asking:
+            return (self.asking,)
+        if filter.root is not None:
+            return (_TREE,)
+        by_status = dict(_STATUS)
+        if filter.program is not None:
+            by_status[RunStatus.COMPLETED] = _COMPLETED_OF_PROGRAM
+        if not filter.status:
+            return ("" if filter.program is None else _PROGRAM,)
+        return tuple(by_status[status] for status in dict.fromkeys(filter.status))
+
+    def _statement(self, values: bool, field: str, indexes: tuple[str, ...]) -> str:
+        """One statement, also for several statuses: a run that changes its status meanwhile is found, and once."""
+        statement = self._lists.get((values, field, indexes))
+        if statement is None:
+            select = (self.run_and_head if values else self.without_values) + " where "
+            parts = [select + only + _MATCHES[field] + _FILTER for only in indexes]
+            statement = parts[0]
+            if len(parts) > 1:
+                parts = [compose("select * from (<part>) as p", part=part) for part in parts]
+                statement = " union all ".join(parts) + " order by 1 desc limit $7"
+            self._lists[values, field, indexes] = statement
+        return statement
 
     async def nth(self, count: int, cursor: str | None = None) -> str | None:
         """The run_id of the newest run but `count`, before the cursor."""
@@ -295,10 +300,6 @@ class SharedRuns:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         rows = await self._sql.query(self._finished, [*run_ids])
         return [run_row_or_damage(self.columns(row)) for row in rows]
-
-
-def _by_run_id(found: tuple[RunRow, Head]) -> str:
-    return found[0].run_id
 
 
 def _tally(program: str, status: str, count: int, bucket: int = 0, *, bound: int) -> Tally:

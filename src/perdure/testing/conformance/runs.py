@@ -253,6 +253,36 @@ class ListConformance(StoreConformance):
         assert await ids(store, status=[RunStatus.FAILED, RunStatus.QUEUED]) == ["r5", "r0"]
         assert await ids(store, status=[RunStatus.BAILED]) == []
         assert len(await ids(store)) == 6
+        ended = [RunStatus.FAILED, RunStatus.COMPLETED, RunStatus.FAILED]
+        assert await ids(store, status=ended, program="checkout") == ["r5", "r4"]
+        assert await ids(store, status=[*RunStatus], program="checkout", limit=2, cursor="r4") == ["r3", "r2"]
+        assert await ids(store, status=[*RunStatus], program="refund") == []
+
+    async def test_a_run_that_changes_its_status_is_listed_once(self, store: Store, second: Store) -> None:
+        """A list of several statuses is of one moment: a run that goes from one to the other is in it, and once."""
+        runs = [History(f"r{number}") for number in range(4)]
+        await write_all(store, *(run.begin_as("a", timer(9.0)) for run in runs))
+        expected = [run.run_id for run in reversed(runs)]
+        busy = True
+
+        async def toggle() -> None:
+            try:
+                for number in range(30):
+                    run = runs[number % len(runs)]
+                    started, succeeded = step(number)
+                    await write_all(store, run.then(started))
+                    await write_all(store, run.then(succeeded))
+            finally:
+                nonlocal busy
+                busy = False
+
+        async def look() -> None:
+            while busy:
+                found = await ids(second, status=[RunStatus.WAITING, RunStatus.RUNNING, RunStatus.QUEUED])
+                assert found == expected
+                await asyncio.sleep(0)
+
+        await asyncio.gather(toggle(), look(), look())
 
     async def test_runs_are_listed_by_program(self, store: Store) -> None:
         """The name is compared whole."""
