@@ -375,7 +375,7 @@ def functions_of(workload: Workload, small: Counts, large: Counts) -> dict[tuple
 
 def files_of(functions: Iterable[tuple[str, str]]) -> set[str]:
     """The files of perdure among those of the functions."""
-    return {file for file, _ in functions if not file.startswith("/")}
+    return {file for file, _ in functions if not file.startswith(("/", "<"))}
 
 
 def costs_of(workload: Workload, small: Counts, large: Counts) -> Costs:

@@ -29,7 +29,6 @@ from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.service import Service, ServiceConfig
-from perdure.orchestrator.snapshots import SnapshotTaker
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -180,7 +179,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Orchestrator, "_settle"),
     (RunLocks, "committed"),
     (RunLocks, "_acquire"),
-    (SnapshotTaker, "due"),
+    (RunState, "snapshot_due"),
 ]
 
 

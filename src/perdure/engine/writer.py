@@ -123,11 +123,11 @@ class Writer:
                     source.meanwhile()
                 except BaseException as error:
                     self._on_broken(source, contained(error))
-        elif isinstance(outcomes, Awaitable):
+        elif isinstance(outcomes, list) or not isinstance(outcomes, Awaitable):
+            self._handle(sources, outcomes)
+        else:
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))
-        else:
-            self._handle(sources, outcomes)
 
     def _resolved(self, sources: list[Source], said: Sequence[Outcome] | Exception) -> None:
         if isinstance(said, Exception):

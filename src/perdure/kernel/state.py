@@ -379,6 +379,12 @@ class RunState:
         earliest = alarms[0][0]
         return earliest if deadline is None else min(earliest, deadline)
 
+    def snapshot_due(self, every: int) -> bool:
+        """Whether a snapshot would save the next load enough, or the last one is about to be too old; 0: never."""
+        if not every:
+            return False
+        return self.spent >= every or bool(self.snapshot and self.next_seq > self.snapshot + 2 * every)
+
     def due(self, now: float) -> list[str]:
         """The ops that are due, earliest first."""
         found: dict[str, float] = {}

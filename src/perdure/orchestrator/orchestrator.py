@@ -269,7 +269,7 @@ class Orchestrator:
         state = driver.state
         if state.uses_locks and runs.has(driver):
             self.locks.committed(run_id, append)
-        if self.snapshot_taker.due(state):
+        if state.finished is None and state.snapshot_due(self.recovery.snapshot):
             self.snapshot_taker.take_soon(driver)
         if state.finished is not None and driver.saved:
             ended = append.row or row(state)

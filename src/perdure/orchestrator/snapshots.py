@@ -91,12 +91,6 @@ class SnapshotTaker:
         # The runs of which a snapshot is being taken. They may be evicted meanwhile.
         self._taking: set[str] = set()
 
-    def due(self, state: RunState) -> bool:
-        """Whether a snapshot would save the next load enough, or the last one is about to be too old."""
-        if not self._every or state.finished is not None:
-            return False
-        return state.spent >= self._every or bool(state.snapshot and state.next_seq > state.snapshot + 2 * self._every)
-
     def take_soon(self, driver: Driver) -> None:
         """Take a snapshot in the background, of what is in the store by now."""
         if driver.run_id not in self._taking and not self._lifecycle.closing:
