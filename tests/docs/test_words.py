@@ -44,6 +44,7 @@ FORMS = {
     # "so that one of them", "that one statement": not a pronoun.
     "that one": r"(?<!so )that one(?=[,.;:)]|$| (?:is|has|holds|sees|may|must|will|can|does)\b)",
     "crowd": "crowds?(?! out)",
+    "wish": "wish(?:es|ed|ing)?",
 }
 
 

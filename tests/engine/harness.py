@@ -159,10 +159,10 @@ async def replay(
     followed: Replay = await in_callback(follow)
     recorded = batches[-1].events[-1]
     assert isinstance(recorded, RunFinished)
-    finish = followed.wishes.pop("<finish>")
+    finish = followed.pending.pop("<finish>")
     assert isinstance(finish, Finish)
-    # What was wished for in the same breath as the end never began.
-    assert all(isinstance(wish, RunStep | StartTimer | StartChild) for wish in followed.wishes.values())
+    # What was commanded together with the end never began.
+    assert all(isinstance(command, RunStep | StartTimer | StartChild) for command in followed.pending.values())
     assert finish.status is recorded.status
     assert finish.reason == recorded.reason
     value = (await payloads.load(recorded.blob, recorded.value)) if recorded.blob else recorded.value

@@ -432,7 +432,7 @@ async def grandwait(order: str) -> str:
 async def test_a_child_that_is_given_up_while_it_compensates_is_left_to_it_in_peace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing follows from the wish to give it up until it is done, and nobody looks again and again."""
+    """Nothing follows from its cancellation until that is done, and nothing polls for it meanwhile."""
     gates, looks = Gates(), [0]
     wake = Driver.wake
 

@@ -254,7 +254,7 @@ async def test_children_have_patches_of_their_own() -> None:
 
 
 async def test_a_run_that_has_begun_and_done_nothing_yet_takes_the_new_path() -> None:
-    """An engine that was left at once has claimed it, and recorded nothing that the body wished for."""
+    """An engine that was left at once has claimed it, and recorded nothing that the body commanded."""
     store, clock = MemoryStore(), FakeClock()
     await asleep(before, store, clock, "it")
     [run_id] = store.journal.rows
@@ -267,9 +267,9 @@ async def test_a_run_that_has_begun_and_done_nothing_yet_takes_the_new_path() ->
     def follow() -> list[str]:
         followed = open_replay(Programs([with_patch]), run_id, started, Codec(), batches)
         followed.fold_all(batches)
-        wishes = [wish.op for wish in followed.wishes.values()]
+        commanded = [one.op for one in followed.pending.values()]
         followed.close()
-        return wishes
+        return commanded
 
     assert await in_callback(follow) == ["patch:tax-first", "work:0"]
 

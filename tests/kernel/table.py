@@ -1,7 +1,7 @@
 """A program that is a table, not a coroutine: rows of ops, and what each comes after; and runs without an engine.
 
 `Table` shows that the kernel needs nothing of asyncio: a plain class that is fed events and answers with commands.
-`Machine` does what a driver does, one choice at a time: it plans what the program wishes for, ends attempts, lets time
+`Machine` does what a driver does, one choice at a time: it plans what the program commands, ends attempts, lets time
 pass and crashes, and keeps the journal that comes of it.
 """
 
@@ -173,9 +173,9 @@ class Machine:
                 for op in planned.cancels:
                     self.calls.pop(op, None)
                 self.calls.update({call.command.op: call for call in planned.calls})
-            if not self.replay.wishes:
+            if not self.replay.pending:
                 break
-            planned = plan(self.state, list(self.replay.wishes.values()), self.now)
+            planned = plan(self.state, list(self.replay.pending.values()), self.now)
         if self.state.finished is not None:
             self.calls.clear()
 

@@ -93,7 +93,7 @@ def test_the_first_op_of_a_child_may_be_recorded_after_what_was_asked_for_beside
 ) -> None:
     program = Script([child("kid:0", [first]), near("beside:0"), far("beside:1")])
     events: list[AnyEvent] = [BEGAN, BESIDE, StepStarted("beside:1", queue="machines")]
-    assert list(replayed(program, *events, counts=counts).wishes) == [f"kid:0/{first.op}"]
+    assert list(replayed(program, *events, counts=counts).pending) == [f"kid:0/{first.op}"]
 
 
 def test_it_may_be_recorded_after_what_was_asked_for_beside_a_child_around_it() -> None:
@@ -105,18 +105,18 @@ def test_it_may_be_recorded_after_what_was_asked_for_beside_a_child_around_it() 
         ChildStarted("mid:0/kid:0", "", "1"),
         StepStarted("mid:0/beside:0"),
     ]
-    assert list(replayed(program, *events).wishes) == ["mid:0/kid:0/far:0"]
+    assert list(replayed(program, *events).pending) == ["mid:0/kid:0/far:0"]
 
 
 def test_what_follows_the_start_of_a_detached_run_may_be_recorded_after_what_was_asked_for_beside_it() -> None:
     program = Script([detached("other:0"), near("beside:0")], [far("far:0")])
     events: list[AnyEvent] = [ChildStarted("other:0", "other", "1", detached="r2"), BESIDE]
-    assert list(replayed(program, *events).wishes) == ["far:0"]
+    assert list(replayed(program, *events).pending) == ["far:0"]
 
 
 def test_what_follows_a_recorded_value_may_be_recorded_after_what_was_asked_for_beside_it() -> None:
     program = Script([RecordValue("now:0", "now"), near("beside:0")], [far("far:0")])
-    assert list(replayed(program, ValueRecorded("now:0", "now"), BESIDE).wishes) == ["far:0"]
+    assert list(replayed(program, ValueRecorded("now:0", "now"), BESIDE).pending) == ["far:0"]
 
 
 def test_a_new_op_beside_the_first_ones_of_a_child_is_found() -> None:

@@ -125,7 +125,7 @@ class Driven:
         self.replay = Replay(RunState("r1"), self._open(program), None, ChildContext(Programs(), CODEC))
         if seen:
             state, replay = self.replay.state, self.replay
-            state.ops, state.children, replay.wishes, replay.held = Seen(), Seen(), Seen(), Seen()
+            state.ops, state.children, replay.pending, replay.held = Seen(), Seen(), Seen(), Seen()
             replay.open_steps, replay.bulky, replay._children = Seen(), Seen(), Seen()
         self.journal: list[AnyEvent] = []
         self.program = program
@@ -140,9 +140,9 @@ class Driven:
         for event in events:
             self.journal.append(event)
             self.replay.fold(event, 1.0)
-        while self.replay.wishes:
+        while self.replay.pending:
             self.passes += 1
-            for event in plan(self.replay.state, list(self.replay.wishes.values()), 1.0).events:
+            for event in plan(self.replay.state, list(self.replay.pending.values()), 1.0).events:
                 self.journal.append(event)
                 self.replay.fold(event, 1.0)
 
@@ -207,7 +207,7 @@ def signalled(count: int, *, seen: bool = False) -> Driven:
     for path in paths(count):
         run.fold(SignalReceived("stop", Raw(b"1"), child=path))
     while (delivery := deliver(state)) is not None:
-        check_inbox(state, run.replay.wishes)
+        check_inbox(state, run.replay.pending)
         run.fold(delivery)
     assert state.finished is not None
     assert (state.inbox, state.waits) == ({}, {})

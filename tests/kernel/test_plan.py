@@ -54,10 +54,10 @@ def run_step(op: str, **policy: object) -> RunStep:
 DONE = Finish(RunStatus.COMPLETED, b'"done"')
 
 
-# --- wishes ---------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------------------------
 
 
-def test_wishes_are_recorded_in_their_order() -> None:
+def test_commands_are_recorded_in_their_order() -> None:
     charge = run_step("charge:0")
     made = plan(
         after(),
@@ -72,7 +72,7 @@ def test_wishes_are_recorded_in_their_order() -> None:
     assert (made.calls, made.cancels, made.barrier) == ([Call(charge, 1)], [], False)
 
 
-def test_nothing_wished_for_is_nothing_to_do() -> None:
+def test_without_commands_there_is_nothing_to_do() -> None:
     made = plan(after(), [], 100.0)
     assert (made.events, made.calls, made.cancels) == ([], [], [])
 

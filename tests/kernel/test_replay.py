@@ -87,12 +87,12 @@ def test_the_program_begins_with_the_first_claim_and_sees_no_later_one() -> None
     assert script.fed == [CLAIMED]
 
 
-def test_a_wish_stays_until_its_event_is_recorded() -> None:
+def test_a_command_is_pending_until_its_event_is_recorded() -> None:
     replay = follow(Script([charge()]))
-    assert list(replay.wishes.values()) == [charge()]
-    assert list(replay.wishes.values()) == [charge()]
+    assert list(replay.pending.values()) == [charge()]
+    assert list(replay.pending.values()) == [charge()]
     replay.fold(StepStarted("charge:0", 1, "hash"), 3.0)
-    assert (replay.wishes, replay.open_steps) == ({}, {"charge:0": charge()})
+    assert (replay.pending, replay.open_steps) == ({}, {"charge:0": charge()})
 
 
 def test_an_open_step_keeps_its_command_for_later_attempts() -> None:
@@ -122,7 +122,7 @@ def test_the_program_sees_facts_and_nothing_else() -> None:
     assert script.fed == [CLAIMED, events[3], events[-2], events[-1]]
 
 
-def test_wishes_may_be_recorded_in_another_order_than_they_were_made() -> None:
+def test_commands_may_be_recorded_in_another_order_than_they_were_given() -> None:
     other = charge(op="mail:0")
     replay = follow(Script([charge(), other]), StepStarted("mail:0", 1, "hash"), StepStarted("charge:0", 1, "hash"))
     assert set(replay.open_steps) == {"charge:0", "mail:0"}
@@ -133,12 +133,12 @@ def test_recorded_values_and_checkpoints_go_back_to_the_program() -> None:
     now, mark = ValueRecorded("now:0", "now", Raw(b"7")), ValueRecorded("checkpoint:0", "checkpoint")
     replay = follow(script, now, mark)
     assert script.fed == [CLAIMED, now, mark]
-    assert replay.wishes == {}
+    assert replay.pending == {}
 
 
-def test_the_end_leaves_nothing_to_wish_for() -> None:
+def test_after_the_end_nothing_is_pending() -> None:
     replay = follow(Script([charge(), Finish(RunStatus.COMPLETED)]), RunFinished(RunStatus.COMPLETED))
-    assert (replay.wishes, replay.open_steps) == ({}, {})
+    assert (replay.pending, replay.open_steps) == ({}, {})
 
 
 # --- giving up ------------------------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ def test_a_step_that_was_given_up_is_not_news_to_the_program() -> None:
     begun = [StepStarted("charge:0", 1, "hash"), StepStarted("mail:0", 1, "hash")]
     done = StepSucceeded("charge:0", Raw(b"1"))
     replay = follow(script, *begun, done)
-    assert list(replay.wishes.values()) == [CancelOp("mail:0")]
+    assert list(replay.pending.values()) == [CancelOp("mail:0")]
     replay.fold(StepFailed("mail:0", 1, BOOM), 3.0)
     assert script.fed == [CLAIMED, done]
-    assert (replay.wishes, replay.open_steps) == ({}, {})
+    assert (replay.pending, replay.open_steps) == ({}, {})
 
 
 def test_a_timer_that_was_given_up_is_not_news_to_the_program() -> None:
@@ -162,25 +162,25 @@ def test_a_timer_that_was_given_up_is_not_news_to_the_program() -> None:
     events: list[AnyEvent] = [StepStarted("charge:0", 1, "hash"), WaitOpened("sleep:0", "timer", 9.0)]
     replay = follow(script, *events, StepSucceeded("charge:0", Raw(b"1")), WaitResolved("sleep:0", "cancelled"))
     assert len(script.fed) == 2
-    assert replay.wishes == {}
+    assert replay.pending == {}
 
 
-def test_what_is_wished_for_and_given_up_in_one_breath_never_happened() -> None:
+def test_what_is_commanded_and_cancelled_at_once_never_happened() -> None:
     replay = follow(Script([charge(), CancelOp("charge:0"), StartTimer("sleep:0", 9.0)]))
-    assert list(replay.wishes.values()) == [StartTimer("sleep:0", 9.0)]
+    assert list(replay.pending.values()) == [StartTimer("sleep:0", 9.0)]
 
 
-def test_giving_up_what_has_an_outcome_is_no_wish() -> None:
+def test_cancelling_what_has_an_outcome_is_no_command() -> None:
     events: list[AnyEvent] = [StepStarted("charge:0", 1, "hash"), StepSucceeded("charge:0", Raw(b"1"))]
     replay = follow(Script([charge()], [CancelOp("charge:0"), CancelOp("never:0")]), *events)
-    assert replay.wishes == {}
+    assert replay.pending == {}
 
 
-def test_giving_up_twice_is_one_wish() -> None:
+def test_cancelling_twice_is_one_command() -> None:
     script = Script([charge(), charge(op="mail:0")], [CancelOp("mail:0"), CancelOp("mail:0")])
     begun = [StepStarted("charge:0", 1, "hash"), StepStarted("mail:0", 1, "hash")]
     replay = follow(script, *begun, StepSucceeded("charge:0", Raw(b"1")))
-    assert list(replay.wishes.values()) == [CancelOp("mail:0")]
+    assert list(replay.pending.values()) == [CancelOp("mail:0")]
 
 
 # --- divergence -----------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ RECORDED = StepStarted("charge:0", 1, "hash", "shop.py:10")
 
 
 @pytest.mark.parametrize(
-    ("wishes", "change", "current"),
+    ("commands", "change", "current"),
     [
         ([], "fewer", None),
         ([charge(op="mail:0")], "renamed", ("step", "mail:0", "shop.py:12")),
@@ -199,10 +199,10 @@ RECORDED = StepStarted("charge:0", 1, "hash", "shop.py:10")
     ],
 )
 def test_a_step_the_program_does_not_ask_for_is_divergence(
-    wishes: list[Command], change: str, current: tuple[str, str, str] | None
+    commands: list[Command], change: str, current: tuple[str, str, str] | None
 ) -> None:
     with pytest.raises(Diverged) as caught:
-        follow(Script(wishes), RECORDED)
+        follow(Script(commands), RECORDED)
     assert (caught.value.seq, caught.value.op, caught.value.change) == (2, "charge:0", change)
     found = caught.value.divergence
     assert (found.recorded.kind, found.recorded.path, found.recorded.source) == ("step", "charge:0", "shop.py:10")
@@ -281,7 +281,7 @@ def test_replaying_a_journal_leads_to_where_the_run_was(story: Story) -> None:
     machine = story.run()
     replay = replayed(story, machine.journal)
     assert facts(replay.state) == facts(machine.state)
-    assert replay.wishes == machine.replay.wishes == {}
+    assert replay.pending == machine.replay.pending == {}
     assert {op: c.inputs_hash for op, c in replay.open_steps.items()} == {
         op: c.inputs_hash for op, c in machine.replay.open_steps.items()
     }
@@ -293,15 +293,15 @@ def test_any_split_of_a_journal_leads_to_the_same_commands(story: Story, data: s
     end = data.draw(st.integers(0, len(journal)))
     cuts = data.draw(st.lists(st.integers(0, len(journal))))
     whole, split = replayed(story, journal[:end]), replayed(story, journal[:end], cuts)
-    assert list(whole.wishes) == list(split.wishes)
+    assert list(whole.pending) == list(split.pending)
     assert list(whole.open_steps) == list(split.open_steps)
 
 
 @given(stories(), st.data())
-def test_what_is_wished_for_at_any_point_is_what_was_recorded_next(story: Story, data: st.DataObject) -> None:
+def test_what_is_commanded_at_any_point_is_what_was_recorded_next(story: Story, data: st.DataObject) -> None:
     machine = story.run()
     end = data.draw(st.integers(2, len(machine.journal)))
-    wishes = set(replayed(story, machine.journal[:end]).wishes)
+    wishes = set(replayed(story, machine.journal[:end]).pending)
     later = {event.op for event, _ in machine.journal[end:] if isinstance(event, StepStarted | WaitOpened)}
     ended = {event.op for event, _ in machine.journal[end:] if isinstance(event, StepFailed | WaitResolved)}
     finished = any(isinstance(event, RunFinished) for event, _ in machine.journal[end:])

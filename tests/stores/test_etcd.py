@@ -345,9 +345,9 @@ async def test_a_holder_that_is_gone_vanishes_by_itself_and_watchers_hear_of_it(
 async def test_many_leases_are_renewed_with_few_calls(leases: EtcdLeases) -> None:
     for number in range(150):
         await leases.acquire(f"lock:{number}", f"run-{number}", TTL, NOW)
-    wishes = [Renewal(f"lock:{number}", f"run-{number}", TTL) for number in range(150)]
+    renewals = [Renewal(f"lock:{number}", f"run-{number}", TTL) for number in range(150)]
     before = leases._gateway.calls
-    assert await leases.renew_all(wishes, NOW + 1) == []
+    assert await leases.renew_all(renewals, NOW + 1) == []
     # Two parts, each read and written, and one lease of etcd that is kept alive for all.
     assert leases._gateway.calls - before == 5
     assert {lease.expires for lease in await leases.live("lock:", NOW + 1)} == {NOW + 1 + TTL}

@@ -93,13 +93,13 @@ async def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_missed_
         assert await missed == "orchestrator:a"
 
 
-async def test_every_wish_is_one_command(store: RedisStore) -> None:
+async def test_every_write_is_one_command(store: RedisStore) -> None:
     """However many runs are written, renewed, looked for or read."""
     runs = [History(f"r{i}") for i in range(40)]
     await write_all(store, *(run.begin_as("a", timer(9.0)) for run in runs))
     await queued(store, "q")
     commands = traced(store)
-    for wish, script in (
+    for write, script in (
         (write_all(store, *(run.then(*step(0)) for run in runs)), "append"),
         (store.journal.read_many([run.run_id for run in runs]), "read"),
         (store.journal.heads([run.run_id for run in runs]), "heads"),
@@ -109,7 +109,7 @@ async def test_every_wish_is_one_command(store: RedisStore) -> None:
         (store.leases.renew_all([Renewal(f"k{i}", "a", 3.0) for i in range(40)], 1.0), "renew"),
     ):
         commands.clear()
-        await wish
+        await write
         assert [c for c in commands if not c.startswith("SCRIPT")][-1:] == [f"EVALSHA {script}"]
         commands.clear()
     await store.queues.pick(Queue("emails"), 10, 1e10, ["checkout"])

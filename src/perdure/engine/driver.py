@@ -9,9 +9,9 @@ task: a body has tasks of its own. One round looks like this.
         an outcome, a message, a due timer
                    |
                    v
-        fold  (Replay: state and program advance; the program's commands become wishes)
+        fold  (Replay: state and program advance; the program's commands are pending)
                    |                      ^
-                   v                      |  until no wish can be planned
+                   v                      |  until no command can be planned
         plan  (kernel.plan: events to record, steps to call, steps to cancel)
                    |
                    v
@@ -392,7 +392,7 @@ class Driver:
     def _pump(self, planned: Plan | None, *, outcome: bool = False, write: bool = True) -> None:
         """Record what is planned and everything that follows from it, then write it."""
         state = self.state
-        if outcome and self._waits and not (self.replay.wishes or self.replay.wanted or state.inbox):
+        if outcome and self._waits and not (self.replay.pending or self.replay.wanted or state.inbox):
             # All it can lead to is room for held steps: they are planned together when the append is taken.
             self.outbox.unplanned = True
             self._touch()
@@ -411,16 +411,16 @@ class Driver:
                     self.outbox.starts += planned.starts
                     self._abandoned |= planned.abandoned
                 self._barrier |= planned.barrier
-            wishes, held = self.replay.wishes, self.replay.held
+            pending, held = self.replay.pending, self.replay.held
             if self.state.paused is not None:
                 break
             if state.inbox:
                 try:
-                    check_inbox(state, wishes)
+                    check_inbox(state, pending)
                 except NotDecodable as error:
                     self._unreadable = error
                     continue
-            if not wishes and state.inbox and (delivery := deliver(state)) is not None:
+            if not pending and state.inbox and (delivery := deliver(state)) is not None:
                 # Deliver signals even while steps are held back.
                 delivery = judged(state, delivery)
                 self._fold(delivery, delivery)
@@ -428,16 +428,16 @@ class Driver:
                 continue
             if self.replay.wanted:
                 self._load_wanted()
-            finish = wishes.get(FINISH)
+            finish = pending.get(FINISH)
             # An engine that shuts down records outcomes and ends, and begins nothing: the next owner does.
-            if not (wishes or held) or (self.services.closing and finish is None):
+            if not (pending or held) or (self.services.closing and finish is None):
                 break
             if (self.replay.bulky or self._offloading) and not self._keep_values():
                 break
-            if state.kept is not None and (planned := keep(state, wishes, self.moment())) is not None:
+            if state.kept is not None and (planned := keep(state, pending, self.moment())) is not None:
                 continue
             room = self._free()
-            commands = self._within(room) if held or room < len(wishes) else list(wishes.values())
+            commands = self._within(room) if held or room < len(pending) else list(pending.values())
             if not commands:
                 if deliver(self.state) is None:
                     break
@@ -446,8 +446,8 @@ class Driver:
             if self.replay.referring and self._load_arguments(commands):
                 break
             planned = plan(self.state, commands, self.moment())
-        if wishes or held or self.state.held:
-            self._note_held(len(wishes) + len(held))
+        if pending or held or self.state.held:
+            self._note_held(len(pending) + len(held))
         self._unsaved += 1
         if self._waits:
             if write and self.outbox.events:
@@ -519,69 +519,71 @@ class Driver:
         bulky = list(self.replay.bulky)
         self.replay.bulky.clear()
         for op in bulky:
-            wish = self.replay.wishes.get(op)
-            if isinstance(wish, Finish | StartChild | RunStep) and op not in self._offloading:
-                self._keep_value(wish)
+            command = self.replay.pending.get(op)
+            if isinstance(command, Finish | StartChild | RunStep) and op not in self._offloading:
+                self._keep_value(command)
         return not self._offloading
 
-    def _keep_value(self, wish: Finish | StartChild | RunStep, asked: bool = False) -> None:
-        if isinstance(wish, RunStep):
-            if wish.references:
-                self._load_arguments([wish])
+    def _keep_value(self, command: Finish | StartChild | RunStep, asked: bool = False) -> None:
+        if isinstance(command, RunStep):
+            if command.references:
+                self._load_arguments([command])
                 return
-            what, data = f"the input of {wish.op}", wish.inputs
-        elif isinstance(wish, StartChild):
-            what, data = f"the input of {wish.op}", wish.input
-            if not (wish.embedded or asked) and self.services.programs.programs.lacks(wish.program, wish.version):
-                self._load_program(wish)
+            what, data = f"the input of {command.op}", command.inputs
+        elif isinstance(command, StartChild):
+            what, data = f"the input of {command.op}", command.input
+            if not (command.embedded or asked) and self.services.programs.programs.lacks(
+                command.program, command.version
+            ):
+                self._load_program(command)
                 return
             try:
-                program = self.replay.program(wish)
+                program = self.replay.program(command)
                 version = program.version
-                if not wish.detached:
-                    program.check_input(Raw(wish.input), self.services.codec)
+                if not command.detached:
+                    program.check_input(Raw(command.input), self.services.codec)
             except (UsageError, NotDecodable) as error:
-                if not wish.detached:
-                    self._refuse(wish, error)
+                if not command.detached:
+                    self._refuse(command, error)
                     return
             else:
                 # Called by name: its version is chosen at its first claim, and its arguments get their names.
                 data = bytes(named_input(Raw(data), positional_names(program.types)))
-                structure = wish.structure if wish.embedded else program.structure
-                if structure and not wish.embedded:
+                structure = command.structure if command.embedded else program.structure
+                if structure and not command.embedded:
                     self.services.on_structure(program)
-                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(
-                    wish, version=version, input=data, structure=structure
+                command = self.replay.pending[command.op] = msgspec.structs.replace(
+                    command, version=version, input=data, structure=structure
                 )
-        elif wish.continue_with is not None:
-            what, data = "the input of continue_as()", wish.continue_with
+        elif command.continue_with is not None:
+            what, data = "the input of continue_as()", command.continue_with
         else:
-            what, data = "the result of the workflow", wish.value
+            what, data = "the result of the workflow", command.value
         try:
             if self.services.payloads.fits_inline(len(data), what) or has_references(data):
                 return
         except PayloadTooLarge as error:
-            self._refuse(wish, error)
+            self._refuse(command, error)
             return
-        self._offloading.add(wish.op)
-        self.offload(data, what, lambda blob: self._value_kept(wish, blob))
+        self._offloading.add(command.op)
+        self.offload(data, what, lambda blob: self._value_kept(command, blob))
 
-    def _refuse(self, wish: Finish | StartChild | RunStep, error: BaseException) -> None:
+    def _refuse(self, command: Finish | StartChild | RunStep, error: BaseException) -> None:
         failure = describe(error, self.services.codec)
-        self.replay.wishes[wish.op] = (
-            Finish(RunStatus.FAILED, error=failure, op=wish.op)
-            if isinstance(wish, Finish)
-            else msgspec.structs.replace(wish, refused=failure)
+        self.replay.pending[command.op] = (
+            Finish(RunStatus.FAILED, error=failure, op=command.op)
+            if isinstance(command, Finish)
+            else msgspec.structs.replace(command, refused=failure)
         )
 
-    def _value_kept(self, wish: Finish | StartChild | RunStep, blob: str | BaseException) -> None:
-        self._offloading.discard(wish.op)
-        if self.closed or self.replay.wishes.get(wish.op) is not wish:
+    def _value_kept(self, command: Finish | StartChild | RunStep, blob: str | BaseException) -> None:
+        self._offloading.discard(command.op)
+        if self.closed or self.replay.pending.get(command.op) is not command:
             return
         if isinstance(blob, BaseException):
-            self._refuse(wish, blob)
+            self._refuse(command, blob)
         else:
-            self.replay.wishes[wish.op] = msgspec.structs.replace(wish, blob=blob)
+            self.replay.pending[command.op] = msgspec.structs.replace(command, blob=blob)
         self._pump(None)
 
     def _load_wanted(self) -> None:
@@ -628,21 +630,21 @@ class Driver:
         load = self.services.payloads.load_patiently(blobs, self._gone)
         self.services.loop.create_task(load).add_done_callback(loaded)
 
-    def _load_program(self, wish: StartChild) -> None:
+    def _load_program(self, command: StartChild) -> None:
         """Make the program of a child of its stored definition. Until it is there, nothing is planned."""
-        self._offloading.add(wish.op)
+        self._offloading.add(command.op)
 
         def loaded(task: asyncio.Task[None]) -> None:
             try:
-                self._offloading.discard(wish.op)
+                self._offloading.discard(command.op)
                 if not task.cancelled() and not self.closed:
                     task.result()
-                    self._keep_value(wish, asked=True)
+                    self._keep_value(command, asked=True)
                     self._pump(None)
             except BaseException as error:
                 self.broke(contained(error))
 
-        load = self.services.programs.load_version(wish.program, wish.version)
+        load = self.services.programs.load_version(command.program, command.version)
         self.services.loop.create_task(load).add_done_callback(loaded)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
@@ -748,8 +750,8 @@ class Driver:
     def idle(self) -> bool:
         """Whether the run can be evicted without losing anything."""
         # Pending commands of a paused run wait until it is resumed; replay issues them again.
-        wishes = self.state.paused is None and (self.replay.wishes or self.replay.held)
-        return not (self.attempts.busy or self._offloading or wishes) and self.saved
+        pending = self.state.paused is None and (self.replay.pending or self.replay.held)
+        return not (self.attempts.busy or self._offloading or pending) and self.saved
 
     @property
     def working(self) -> bool:

@@ -219,4 +219,4 @@ Command = (
     RunStep | LoadValue | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
 )
 # Commands that are not in the journal yet, by op, in order.
-Wishes: TypeAlias = dict[str | CancelKey, Command]
+Pending: TypeAlias = dict[str | CancelKey, Command]

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import NotDecodable
-from perdure.kernel.commands import OpenWait, Reads, Wishes
+from perdure.kernel.commands import OpenWait, Pending, Reads
 from perdure.kernel.events import NULL, WaitResolved
 from perdure.kernel.ids import address
 from perdure.kernel.state import OpenOp, RunState
@@ -77,7 +77,7 @@ def judged(state: RunState, delivery: WaitResolved) -> WaitResolved:
     return delivery
 
 
-def check_inbox(state: RunState, wishes: Wishes, *, other_code: bool = False) -> None:
+def check_inbox(state: RunState, pending: Pending, *, other_code: bool = False) -> None:
     """Raise NotDecodable if the program cannot decode the signal that it gets next, and other code may have taken it.
 
     That is: the wait or the signal is older than the process that has the run. `other_code`: whichever process has it.
@@ -85,18 +85,18 @@ def check_inbox(state: RunState, wishes: Wishes, *, other_code: bool = False) ->
     if not state.inbox:
         return
     other_code = other_code or state.parked is not None
-    if not wishes:
+    if not pending:
         if (op := state.next_delivery) is not None:
             wait, signal = state.ops[op], state.next_signal(op)
             if wait.reads is not None and signal is not None and (other_code or state.is_inherited(wait)):
                 _decode(wait.reads, signal.payload, op)
         return
     seen = {to for to, waits in state.waits.items() if waits}
-    for wish in wishes.values():
-        if isinstance(wish, OpenWait) and wish.kind == "signal" and wish.reads is not None:
-            to = address(state.child_of(wish.op), wish.name)
+    for command in pending.values():
+        if isinstance(command, OpenWait) and command.kind == "signal" and command.reads is not None:
+            to = address(state.child_of(command.op), command.name)
             if to not in seen and state.inbox.get(to) and (other_code or state.inherited.get(to)):
-                _decode(wish.reads, state.inbox[to][0].payload, wish.op)
+                _decode(command.reads, state.inbox[to][0].payload, command.op)
             seen.add(to)
 
 

@@ -20,12 +20,12 @@ from perdure.kernel.commands import (
     Command,
     Finish,
     OpenWait,
+    Pending,
     RecordValue,
     RunStep,
     SetState,
     StartChild,
     StartTimer,
-    Wishes,
 )
 from perdure.kernel.context import run_context, without_tags
 from perdure.kernel.events import (
@@ -158,13 +158,13 @@ def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
     return result
 
 
-def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
+def keep(state: RunState, pending: Pending, now: float) -> Plan | None:
     """The next command of a retried run that has a kept outcome, with that outcome; None if there is none."""
-    if state.kept is None or (command := state.kept.next(wishes)) is None:
+    if state.kept is None or (command := state.kept.next(pending)) is None:
         return None
     kept = state.kept.of(command)
     if isinstance(command, Finish):
-        return plan(state, [wish for wish in wishes.values() if isinstance(wish, Finish)], now)
+        return plan(state, [one for one in pending.values() if isinstance(one, Finish)], now)
     if kept is None:
         return plan(state, [command], now)
     if isinstance(command, StartChild):

@@ -1,9 +1,9 @@
 """Replay a journal with a program: the same events lead to the same commands, or the run has diverged.
 
-Live execution and replay are one thing here. Each event is folded; facts go to the program, whose commands become
-*wishes*; events that record a wish must find it. What is wished for and not recorded when the journal ends is what the
-owner has to plan next. A child in the same journal is an execution of its own: what it wishes for gets its op path as a
-prefix, and what happens to such an op goes to it. Never writes, never calls a step.
+Live execution and replay are one thing here. Each event is folded. Facts go to the program, whose commands are
+*pending* until an event records them; such an event must find its command. What is pending when the journal ends, the
+owner plans next. A child in the same journal is an execution of its own: its op path precedes the ops that it commands,
+and it gets their outcomes. Never writes, never calls a step.
 
 Insertions
 ==========
@@ -46,14 +46,14 @@ from perdure.kernel.commands import (
     Finish,
     LoadValue,
     OpenWait,
+    Pending,
     RecordValue,
     RunStep,
     SetState,
     StartChild,
     StartTimer,
-    Wishes,
 )
-from perdure.kernel.divergence.explain import Evidence, explain, given_up_op, recorded_op, wished_op
+from perdure.kernel.divergence.explain import Evidence, commanded_op, explain, given_up_op, recorded_op
 from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import (
@@ -160,10 +160,10 @@ class Replay:
         "execution",
         "held",
         "open_steps",
+        "pending",
         "referring",
         "state",
         "wanted",
-        "wishes",
     )
 
     def __init__(
@@ -185,7 +185,7 @@ class Replay:
         self._recorded: dict[str, dict[str, Raw]] = {}
         # Commands whose events are not in the journal yet, in the order they were made. The first ones are taken first:
         # a dict would skip the places of all those that were taken before.
-        self.wishes: Wishes = OrderedDict()
+        self.pending: Pending = OrderedDict()
         # Steps among them that wait for a concurrency limit, apart, so that they are not iterated over repeatedly.
         self.held: OrderedDict[str, RunStep] = OrderedDict()
         # Commands with a value that may have to be offloaded, in order.
@@ -203,7 +203,7 @@ class Replay:
         # Meanwhile, the command that published each key of the run's state last.
         self._published: dict[str, str] = {}
         # Commands that were given up, and not recorded although later ones were.
-        self._unrecorded: Wishes = {}
+        self._unrecorded: Pending = {}
         # Steps that had not begun when a StepsHeld was recorded, and that it did not count.
         self._uncounted: set[str] = set()
         # While an event is folded after which the owner plans again: it may not have begun all that was asked for.
@@ -241,7 +241,7 @@ class Replay:
         elif kind is StepSucceeded or kind is StepFailed or kind is StepSkipped:
             assert isinstance(event, StepSucceeded | StepFailed | StepSkipped)
             self.open_steps.pop(event.op, None)
-            if self.wishes and self._match_cancel(event.op):
+            if self.pending and self._match_cancel(event.op):
                 pass
             elif isinstance(event, StepFailed) and event.retired:
                 self._diverge(given_up_op(event))
@@ -274,16 +274,16 @@ class Replay:
             self._finish_child(event, at)
         elif isinstance(event, StateSet):
             # A state is published, not used: code may publish more, less, or under another name.
-            wish = self.wishes.get(event.op)
-            if isinstance(wish, SetState) and wish.key == event.key:
-                del self.wishes[event.op]
+            command = self.pending.get(event.op)
+            if isinstance(command, SetState) and command.key == event.key:
+                del self.pending[event.op]
                 self._forget(event.op)
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
             # From the owner, not a command: the run has its lock again, under a new token.
             self._advance(event, at)
         elif isinstance(event, ValueRecorded) and event.kind == PATCH:
             # Patch marks are read before replay; code that dropped `patched()` still takes the new branch.
-            self.wishes.pop(event.op, None)
+            self.pending.pop(event.op, None)
         elif isinstance(event, ValueRecorded):
             self._match(event)
             self._cut_short = event.kind == "checkpoint"
@@ -306,13 +306,13 @@ class Replay:
                 self._issued.clear()
                 self._unrecorded.clear()
             self._inputs.update(event.inputs or {})
-            for op in self._inputs.keys() & self.wishes.keys():
-                self.wishes[op] = with_inputs(self.wishes[op], self._inputs[op])
+            for op in self._inputs.keys() & self.pending.keys():
+                self.pending[op] = with_inputs(self.pending[op], self._inputs[op])
         elif isinstance(event, StepsHeld):
             if self._issued is not None and self.state.counted_from >= 0:
                 self._count(event)
         elif isinstance(event, RunFinished):
-            self.wishes.clear()
+            self.pending.clear()
             self.held.clear()
             self.bulky.clear()
             self.wanted.clear()
@@ -354,7 +354,7 @@ class Replay:
 
     def resolve(self, op: str, values: Mapping[str, Raw]) -> None:
         """Put the arguments of a step that has not begun in place."""
-        for commands in (self.wishes, self.held):
+        for commands in (self.pending, self.held):
             command = commands.get(op)
             if isinstance(command, RunStep) and command.references:
                 commands[op] = loaded_call(command, values)
@@ -392,13 +392,13 @@ class Replay:
     def commands_within(self, room: int) -> Sequence[Command]:
         """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
 
-        They stay wishes until their events are folded.
+        They stay pending until their events are folded.
         """
-        for command in list(self.wishes.values()):
+        for command in list(self.pending.values()):
             if isinstance(command, RunStep) and not command.spec.queue:
                 self.held[command.op] = command
-                del self.wishes[command.op]
-        return [*self.wishes.values(), *islice(self.held.values(), max(0, room))]
+                del self.pending[command.op]
+        return [*self.pending.values(), *islice(self.held.values(), max(0, room))]
 
     @property
     def children(self) -> dict[str, Execution]:
@@ -442,7 +442,7 @@ class Replay:
 
     def _add_commands(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         """Add the commands of an execution."""
-        wishes = self.wishes
+        pending = self.pending
         asked = self._children[path].asked if path else None
         for command in commands:
             if path:
@@ -468,28 +468,28 @@ class Replay:
                     self.referring = True
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])
-            wishes[command.op] = command
+            pending[command.op] = command
             if self._issued is not None:
                 self._note(self._issued, command)
 
     def _give_up(self, command: Command, at: float) -> None:
         # Commanded and cancelled in the same round: neither is recorded.
-        wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
-        if wished is not None:
+        withdrawn = self.pending.pop(command.op, None) or self.held.pop(command.op, None)
+        if withdrawn is not None:
             self.bulky.pop(command.op, None)
             self._forget(command.op)
-        if self._issued is not None and wished is not None:
+        if self._issued is not None and withdrawn is not None:
             number, local = self._issued.get(command.op, (self.state.next_seq, False))
             late = self._passed_over if self._cut_short else self._comes_late
             if number < self.state.next_seq and late(command.op, number, local):
-                self._unrecorded[command.op] = wished
+                self._unrecorded[command.op] = withdrawn
             else:
                 self._issued.pop(command.op, None)
-        if type(wished) is StartChild and not wished.detached:
+        if type(withdrawn) is StartChild and not withdrawn.detached:
             # What awaits a child waits for its end.
             self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
-        elif wished is None and command.op in self.state.ops:
-            self.wishes[CancelKey(command.op)] = command
+        elif withdrawn is None and command.op in self.state.ops:
+            self.pending[CancelKey(command.op)] = command
 
     def _cancel(self, event: CancelRequested, at: float) -> None:
         path = event.child
@@ -507,16 +507,16 @@ class Replay:
     # --- children -------------------------------------------------------------------------------------------------
 
     def _start_child(self, event: ChildStarted, at: float) -> None:
-        command = self.wishes.get(event.op)
+        command = self.pending.get(event.op)
         if command is None and self._is_retired(event.op):
             if not event.detached and not event.refused:
                 # What is open in it is given up, and it ends.
                 end = f"{event.op}/{FINISH}"
-                self.wishes[end] = Finish(RunStatus.CANCELLED, reason=_RETIRED, op=end, retired=True)
+                self.pending[end] = Finish(RunStatus.CANCELLED, reason=_RETIRED, op=end, retired=True)
             return
         if not isinstance(command, StartChild) or not _is_child(command, event):
             self._diverge(recorded_op(event))
-        del self.wishes[event.op]
+        del self.pending[event.op]
         self._last_begun = self.state.next_seq - 1
         if self._issued is not None:
             self._note_begun(self._issued, event.op)
@@ -556,10 +556,10 @@ class Replay:
     def _finish_child(self, event: ChildFinished, at: float) -> None:
         if event.retired and event.op in self._children:
             self._diverge(given_up_op(event))
-        if f"{event.op}/{FINISH}" in self.wishes and event.op not in self._children:
+        if f"{event.op}/{FINISH}" in self.pending and event.op not in self._children:
             # Of a node that was retired: what is open in it is given up with it.
-            for key in [key for key, wish in self.wishes.items() if wish.op.startswith(f"{event.op}/")]:
-                del self.wishes[key]
+            for key in [key for key, command in self.pending.items() if command.op.startswith(f"{event.op}/")]:
+                del self.pending[key]
         self._match_cancel(event.op)
         left = [event.op]
         while left:
@@ -569,8 +569,8 @@ class Replay:
                 continue
             child.execution.close()
             for op in child.asked:
-                self.wishes.pop(op, None)
-                self.wishes.pop(CancelKey(op), None)
+                self.pending.pop(op, None)
+                self.pending.pop(CancelKey(op), None)
                 self.bulky.pop(op, None)
                 self.held.pop(op, None)
                 self.open_steps.pop(op, None)
@@ -584,7 +584,7 @@ class Replay:
     # --- commands and their events --------------------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
-        if self.wishes.pop(CancelKey(op), None) is None:
+        if self.pending.pop(CancelKey(op), None) is None:
             return False
         self._forget(op)
         return True
@@ -596,16 +596,16 @@ class Replay:
             child.asked.discard(op)
 
     def _match_step(self, event: StepStarted) -> None:
-        command = self.wishes.get(event.op) or self.held.get(event.op)
+        command = self.pending.get(event.op) or self.held.get(event.op)
         if command is None and self._is_retired(event.op):
-            self.wishes[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
+            self.pending[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
             return
         # No hash of inputs: it was redacted.
         if type(command) is not RunStep or (
             event.inputs and event.inputs != command.inputs_hash and not same_call(event.inputs, command)
         ):
             self._diverge(recorded_op(event))
-        if self.wishes.pop(event.op, None) is None:
+        if self.pending.pop(event.op, None) is None:
             del self.held[event.op]
         self.bulky.pop(event.op, None)
         if command.spec.queue and event.inputs:
@@ -616,14 +616,14 @@ class Replay:
             self._note_begun(self._issued, event.op)
 
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
-        command = self.wishes.get(event.op)
+        command = self.pending.get(event.op)
         if command is None and self._is_retired(event.op):
             if isinstance(event, WaitOpened):
-                self.wishes[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
+                self.pending[CancelKey(event.op)] = CancelOp(event.op, _RETIRED, retired=True)
             return None
         if not _asks_for(command, event):
             self._diverge(recorded_op(event))
-        del self.wishes[event.op]
+        del self.pending[event.op]
         if type(command) is not Checkpoint:  # what was asked for together with it is recorded after it
             self._last_begun = self.state.next_seq - 1
             if self._issued is not None:
@@ -652,23 +652,23 @@ class Replay:
         recorded before what begins after it, in any scope: new work beside work under way comes too late, too, and so
         does a local step that no StepsHeld counts.
         """
-        for key, wish in list(self.wishes.items()):
-            if isinstance(wish, SetState) and self._published.get(wish.key, wish.op) != wish.op:
-                del self.wishes[key]  # published again since
-        issued, wishes = self._issued, {**self._unrecorded, **self.wishes}
-        if not issued or not wishes or self.state.kept is not None or self.state.finished is not None:
+        for key, command in list(self.pending.items()):
+            if isinstance(command, SetState) and self._published.get(command.key, command.op) != command.op:
+                del self.pending[key]  # published again since
+        issued, commands = self._issued, {**self._unrecorded, **self.pending}
+        if not issued or not commands or self.state.kept is not None or self.state.finished is not None:
             return
         # Recorded values by scope and name: one more of a name shifts the others, and only that matters.
-        values = {_numberless(op) for op in issued if op not in wishes}
-        pending = {
+        values = {_numberless(op) for op in issued if op not in commands}
+        placed = {
             op
-            for op, wish in wishes.items()
+            for op, command in commands.items()
             if isinstance(op, str)
-            and _begins(wish)
+            and _begins(command)
             and not self._by_data(op)
-            and (not isinstance(wish, RecordValue) or wish.kind == "unlock" or _numberless(op) in values)
+            and (not isinstance(command, RecordValue) or command.kind == "unlock" or _numberless(op) in values)
         }
-        if not pending:
+        if not placed:
             return
         # From the last to the first: in each scope, the next op that the journal holds, and the next local step of all.
         after: dict[str, str] = {}
@@ -677,21 +677,21 @@ class Replay:
         first = nearest = ""
         for op, (number, local) in reversed(issued.items()):
             scope = op.rpartition("/")[0]
-            if op in pending:
+            if op in placed:
                 recorded = step if local else after.get(scope, "")
-                if not recorded and _at_once(wishes[op]) and self._comes_late(op, number, local):
+                if not recorded and _at_once(commands[op]) and self._comes_late(op, number, local):
                     if local and op not in self._uncounted and not self._beside_others(scope, number):
                         continue
                     recorded, first = nearest, "" if nearest else op
                 found = (op, recorded) if recorded else found
-            elif op not in wishes:
+            elif op not in commands:
                 found, first = (first, op) if first else found, ""
                 after[scope] = nearest = op
                 if local:
                     step = op
         if found is not None:
             op, recorded = found
-            self._diverge(OpView("op", recorded, op_name(recorded)), wished_op(wishes[op]))
+            self._diverge(OpView("op", recorded, op_name(recorded)), commanded_op(commands[op]))
 
     def _is_retired(self, op: str) -> bool:
         """Whether a recorded op is passed over: its execution has said that it no longer asks for it."""
@@ -708,7 +708,9 @@ class Replay:
 
     def _count(self, event: StepsHeld) -> None:
         """Note which steps an owner that counts them did not hold back: the last of them."""
-        waiting = [wish.op for wish in self.wishes.values() if _is_local(wish) and wish.op not in self._uncounted]
+        waiting = [
+            command.op for command in self.pending.values() if _is_local(command) and command.op not in self._uncounted
+        ]
         self._uncounted.update(waiting[event.count :])
 
     def _comes_late(self, op: str, number: int, local: bool) -> bool:
@@ -720,7 +722,7 @@ class Replay:
     def _passed_over(self, op: str, number: int, local: bool) -> bool:
         """Whether an op that the program asked for later has begun. Where steps are limited, they come after others."""
         assert self._issued is not None
-        known: tuple[Mapping[Any, object], ...] = self.wishes, self.held, self._unrecorded
+        known: tuple[Mapping[Any, object], ...] = self.pending, self.held, self._unrecorded
         later = takewhile(lambda item: item[0] != op, reversed(self._issued.items()))
         return any((is_local or not local) and not any(other in one for one in known) for other, (_, is_local) in later)
 
@@ -776,7 +778,7 @@ class Replay:
         """Raise NotDecodable if a fork gives a step or a child arguments that it cannot be called with."""
         codec = self._child_context.codec
         for op in self._inputs:
-            command = self.wishes.get(op)
+            command = self.pending.get(op)
             if isinstance(command, RunStep):
                 check_call(command, codec)
             elif isinstance(command, StartChild) and not command.detached:
@@ -798,10 +800,14 @@ class Replay:
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
         """The evidence for the kind of change, where the program does not command a recorded op."""
-        wishes = [*self.wishes.values(), *self.held.values()]
-        found = [change for wish in wishes if wish.op == recorded.path for change in _arguments_of(wish, recorded)]
+        pending = [*self.pending.values(), *self.held.values()]
+        found = [
+            change for command in pending if command.op == recorded.path for change in _arguments_of(command, recorded)
+        ]
         arguments = [str(change) for change in found]
-        return Evidence(recorded, [wished_op(wish) for wish in wishes], inserted=inserted, arguments=arguments)
+        return Evidence(
+            recorded, [commanded_op(command) for command in pending], inserted=inserted, arguments=arguments
+        )
 
 
 def open_replay(
@@ -840,22 +846,22 @@ def _numberless(op: str) -> str:
     return op.rpartition(":")[0]
 
 
-def _begins(wish: Command) -> bool:
+def _begins(command: Command) -> bool:
     """Whether a command begins an op whose place among the others matters."""
-    if isinstance(wish, RecordValue):
-        return wish.kind != PATCH
-    return not isinstance(wish, SetState | CancelOp | Finish)
+    if isinstance(command, RecordValue):
+        return command.kind != PATCH
+    return not isinstance(command, SetState | CancelOp | Finish)
 
 
-def _is_local(wish: Command) -> bool:
-    return isinstance(wish, RunStep) and not wish.spec.queue
+def _is_local(command: Command) -> bool:
+    return isinstance(command, RunStep) and not command.spec.queue
 
 
-def _at_once(wish: Command) -> bool:
+def _at_once(command: Command) -> bool:
     """Whether a command is recorded together with others of its round, whatever their scopes."""
-    if isinstance(wish, RecordValue):
-        return wish.kind == "unlock"
-    return not isinstance(wish, SetState | Checkpoint)
+    if isinstance(command, RecordValue):
+        return command.kind == "unlock"
+    return not isinstance(command, SetState | Checkpoint)
 
 
 def _asks_for(command: Command | None, event: WaitOpened | ValueRecorded) -> bool:

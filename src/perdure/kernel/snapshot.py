@@ -1,7 +1,7 @@
 """Snapshots: the events of a long journal that replay still needs. Never decides when one is taken.
 
 A journal with a snapshot says the same without it: the events that are left out change nothing about the state of a run
-or what its program wishes for. Events keep their numbers, so that what is left out shows as a gap.
+or what its program commands. Events keep their numbers, so that what is left out shows as a gap.
 """
 
 from __future__ import annotations

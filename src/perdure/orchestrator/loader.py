@@ -480,7 +480,7 @@ class Loader:
         replayed = self.replay(started, run_id, batches)
         try:
             if replayed.state.kept is None:
-                check_inbox(replayed.state, replayed.wishes, other_code=True)
+                check_inbox(replayed.state, replayed.pending, other_code=True)
                 replayed.check_edits()
             if replayed.state.epoch == 0:
                 replayed.fold(RunClaimed(self._owner.name, 1), batches[-1].at)

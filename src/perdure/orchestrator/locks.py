@@ -175,7 +175,7 @@ class RunLocks:
         if hold is None or driver.closed or driver.stale or self._lifecycle.closing:
             return
         try:
-            given_up = CancelKey(op) in driver.replay.wishes
+            given_up = CancelKey(op) in driver.replay.pending
             if op in driver.state.lock_waits and not given_up:
                 token = _raw(hold.token)
                 before = driver.state.kept.token(op) if driver.state.kept is not None else None

@@ -97,8 +97,8 @@ class Replaying:
         """Apply the next event. Raises Diverged when it does not fit the code."""
         seq, at, event = self._events[self._next]
         self._next += 1
-        wish = self._replay.wishes.get(FINISH)
-        self._finish = wish if isinstance(wish, Finish) else self._finish
+        command = self._replay.pending.get(FINISH)
+        self._finish = command if isinstance(command, Finish) else self._finish
         self._replay.fold(event, at)
         op = getattr(event, "op", "")
         self.stop = Stop(seq, moment(at), op, event, tuple(self._frames(op)))

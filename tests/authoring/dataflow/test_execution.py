@@ -22,12 +22,12 @@ def opened(graph: Graph[..., Any], **inputs: Any) -> DataflowExecution:
 
 
 def begin(execution: DataflowExecution) -> list[Command]:
-    """What it wishes for first."""
+    """What it commands first."""
     return list(execution.advance(RunClaimed("host", 1), 0.0))
 
 
 def end(execution: DataflowExecution, op: str, value: Any) -> list[Command]:
-    """What it wishes for when a step has succeeded."""
+    """What it commands when a step has succeeded."""
     return list(execution.advance(StepSucceeded(op, Raw(msgspec.json.encode(value))), 1.0))
 
 
@@ -65,7 +65,7 @@ def test_a_value_is_forgotten_when_its_last_node_has_taken_it() -> None:
     assert execution._values[0].data == b"null"
 
 
-def test_the_decision_of_a_gate_is_wished_for_with_what_follows_from_it() -> None:
+def test_the_decision_of_a_gate_is_commanded_with_what_follows_from_it() -> None:
     @route(targets=["yes", "no", END])
     def choose(a: int) -> object:
         return "yes" if a else END

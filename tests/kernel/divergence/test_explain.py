@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from perdure.errors import Diverged
 from perdure.kernel.commands import Finish, OpenWait, RecordValue, RunStep, SetState, StartChild, StartTimer, StepSpec
-from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
+from perdure.kernel.divergence.explain import Evidence, commanded_op, explain, recorded_op
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.divergence.source_map import Arms, SourceMap
@@ -43,7 +43,7 @@ def source_map(**lines: int) -> SourceMap:
     return SourceMap({name: (f"shop.py:{line}",) for name, line in lines.items()}, {}, {}, True)
 
 
-# --- one form for what was recorded and what is wished for ------------------------------------------------------------
+# --- one form for what was recorded and what is commanded -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def source_map(**lines: int) -> SourceMap:
     ],
 )
 def test_a_recorded_op_equals_the_op_of_its_command(event: object, command: object) -> None:
-    assert recorded_op(event) == wished_op(command)  # type: ignore[arg-type]
+    assert recorded_op(event) == commanded_op(command)  # type: ignore[arg-type]
 
 
 def test_only_the_first_attempt_begins_an_op() -> None:
@@ -102,7 +102,7 @@ def test_one_line_that_asks_again_and_again_is_a_loop() -> None:
     assert explain(more).change == "more"
 
 
-def test_what_is_wished_for_in_passing_is_not_what_the_code_is_at() -> None:
+def test_what_is_commanded_in_passing_is_not_what_the_code_is_at() -> None:
     found = explain(Evidence(op("a:0", 1), [op("now:0", 1, kind="now"), op("b:0", 2)], source_map=source_map(a=3, b=2)))
     assert found.current is not None
     assert found.current.path == "b:0"
@@ -124,7 +124,7 @@ def test_the_end_has_the_error_of_the_code() -> None:
     from perdure.kernel.values.failures import Failure
 
     failure = Failure("builtins.ValueError", "no stock", traceback='  File "shop.py", line 7, in order\n    raise\n')
-    found = explain(Evidence(op("a:0", 1), [wished_op(Finish(RunStatus.FAILED, error=failure))]))
+    found = explain(Evidence(op("a:0", 1), [commanded_op(Finish(RunStatus.FAILED, error=failure))]))
     assert found.title == "The code now fails before the step a: ValueError: no stock."
     assert found.current is not None
     assert found.current.source == "shop.py:7"
@@ -185,4 +185,4 @@ def test_a_program_fits_its_own_journal(story: Story) -> None:
     def opened(kind: type[Replay]) -> Replay:
         return kind(RunState("r1"), story.table.open("r1", machine.started, CODEC))
 
-    assert follow(opened, batches(machine.journal), Programs()).wishes == {}
+    assert follow(opened, batches(machine.journal), Programs()).pending == {}

@@ -108,7 +108,7 @@ def test_a_run_is_replaying_while_the_journal_holds_later_commands() -> None:
         StepStarted("a:0"),
         ValueRecorded("patch:x", "patch"),
         StepSucceeded("a:0", NOTHING),
-        # From outside, and no wish of the program's.
+        # From outside, and no command of the program's.
         SignalReceived("s"),
     ]
     past = patch_history(state, [Batch(0, 0.0, events[:3]), Batch(3, 0.0, events[3:])])

@@ -1,4 +1,4 @@
-"""A workflow body in memory: coroutines on a BodyLoop, fed with events, wishing for commands.
+"""A workflow body in memory: coroutines on a BodyLoop, fed with events, giving commands.
 
 This is where code meets the kernel: an op called in the body becomes a command, an event resolves what the body awaits.
 It knows no store and calls no step.
@@ -401,7 +401,7 @@ class Body:
     # --- ops ------------------------------------------------------------------------------------------------------
 
     def run_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> OpFuture:
-        """Wish for a call of a step."""
+        """Command a call of a step."""
         if self.loop.closing:
             return self._refuse()
         site = call_site(frame)
@@ -486,14 +486,14 @@ class Body:
                 yield number, where, what
 
     def start_timer(self, op: str, due: float, timer: BodyTimer) -> None:
-        """Wish for a timer that runs a callback."""
+        """Command a timer that runs a callback."""
         if self.loop.closing:
             raise Closing
         self._timers[op] = timer
         self._commands.append(StartTimer(op, due, self._line()))
 
     def sleep(self, name: str, due: float) -> OpFuture:
-        """Wish for a timer that resolves a future."""
+        """Command a timer that resolves a future."""
         if self.loop.closing:
             return self._refuse()
         op = self.loop.scope().path(name)
@@ -502,7 +502,7 @@ class Body:
         return future
 
     def wait(self, wait: Wait, deadline: float | None, **question: Any) -> OpFuture:
-        """Wish for a signal or an answer."""
+        """Command a wait for a signal or an answer."""
         if self.loop.closing:
             return self._refuse()
         op = self.loop.scope().path(wait.name)
@@ -514,7 +514,7 @@ class Body:
         return future
 
     async def lock(self, key: str, ttl: float, timeout: float | None) -> BodyLock:
-        """Wish for a lock, and wait until the run holds it."""
+        """Command a wait for a lock, until the run holds it."""
         scope = self.loop.scope()
         if any(held.key == key and held.scope is scope for held in self.locks.values()):
             raise UsageError(
@@ -537,7 +537,7 @@ class Body:
         return held
 
     def unlock(self, held: BodyLock) -> None:
-        """Wish to give a lock up. Nothing waits for that: it happens once it is in the journal."""
+        """Command the release of a lock. Nothing waits for it: it happens once it is in the journal."""
         if self.locks.pop(held.op, None) is not None:
             self._unlock(held.op)
 
@@ -555,7 +555,7 @@ class Body:
         deadline: float | None = None,
         options: StartOptions | None = None,
     ) -> OpFuture:
-        """Wish for a run of another program."""
+        """Command a run of another program."""
         if self.loop.closing:
             return self._refuse()
         if isinstance(invocation, Called):
@@ -607,7 +607,7 @@ class Body:
         raise Bail
 
     def set_state(self, key: str, value: Any) -> None:
-        """Wish to publish a value."""
+        """Command that a value is published."""
         if self.loop.closing:
             raise Closing
         op = self.loop.scope().path("state")
@@ -622,7 +622,7 @@ class Body:
             raise PayloadTooLarge(what, size, self.codec.limit)
 
     def checkpoint(self) -> OpFuture:
-        """Wish that everything so far be durable."""
+        """Command that everything so far becomes durable."""
         if self.loop.closing:
             return self._refuse()
         op = self.loop.scope().path("checkpoint")
@@ -682,7 +682,7 @@ class Body:
         raise Bail
 
     def finish(self, finish: Finish) -> None:
-        """Wish for the end, once."""
+        """Command the end, once."""
         if self._finish is None:
             self._finish = finish
             self._commands.append(finish)

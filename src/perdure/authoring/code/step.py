@@ -46,7 +46,7 @@ class Step(Generic[P, R]):
 
     # Not Coroutine[Any, Any, R]: with Any in it, mypy sees no types through asyncio.gather.
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, Never, R]:
-        """Wish for the step (in a workflow), or call the function (anywhere else)."""
+        """Command the step (in a workflow), or call the function (anywhere else)."""
         loop = events._get_running_loop()
         if type(loop) is BodyLoop and (body := loop.body()) is not None:
             # A future in place of a coroutine: gather, create_task and wait take it without another task.

@@ -582,7 +582,7 @@ class DataflowExecution:
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
     def _call(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        """Wish for a step or a child."""
+        """Command a step or a child."""
         if self._past.begun:
             self._check_recorded(node, op, arguments)
         self._open[op] = number

@@ -53,13 +53,13 @@ _DRAWS = frozenset({"now", "uuid", "random"})
 class Evidence(msgspec.Struct, frozen=True):
     """What is known about a divergence at the op `recorded`.
 
-    `wishes` are pending commands that the journal does not hold, `before` and `after` the ops around `recorded` in the
-    journal, `asked` all ops that the code asked for, each in order. `inserted` is a command that came before `recorded`
+    `commands` are pending, and not in the journal; `before` and `after` are the ops around `recorded` in the journal,
+    `asked` all ops that the code asked for, each in order. `inserted` is a command that came before `recorded`
     and is not in the journal, where that is the divergence; `raised` the exceptions of the code since it last agreed.
     """
 
     recorded: OpView
-    wishes: Sequence[OpView] = ()
+    commands: Sequence[OpView] = ()
     before: Sequence[OpView] = ()
     after: Sequence[OpView] = ()
     asked: Sequence[OpView] = ()
@@ -97,7 +97,7 @@ def given_up_op(event: StepFailed | WaitResolved | ChildFinished | CancelRequest
     return OpView("cancel", path, op_name(path))
 
 
-def wished_op(command: Command) -> OpView:
+def commanded_op(command: Command) -> OpView:
     """The op that a command asks for."""
     op = command.op
     if isinstance(command, RunStep):
@@ -256,18 +256,18 @@ def _last(evidence: Evidence) -> OpView | None:
 def _current(evidence: Evidence) -> OpView | None:
     """The op that the code asks for in place of the recorded one."""
     recorded = evidence.recorded
-    wishes = list(evidence.wishes)
-    same = _at(recorded.path, wishes)
+    commands = list(evidence.commands)
+    same = _at(recorded.path, commands)
     if same is not None:
         return same
     # Commands of other runs in this journal say nothing about this one.
     runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
-    wishes = [wish for wish in wishes if enclosing(wish.path, runs) == enclosing(recorded.path, runs)]
-    waited_for = [wish for wish in wishes if wish.kind not in _IN_PASSING and wish.kind != "cancel"]
-    candidates = waited_for or list(wishes)
-    elsewhere = [wish for wish in candidates if _alike(wish, recorded) and _scope(wish) != _scope(recorded)]
-    beside = [wish for wish in candidates if _scope(wish) == _scope(recorded) and wish.kind != "end"]
-    found = elsewhere or beside or [wish for wish in candidates if wish.kind != "end"] or candidates
+    commands = [command for command in commands if enclosing(command.path, runs) == enclosing(recorded.path, runs)]
+    waited_for = [command for command in commands if command.kind not in _IN_PASSING and command.kind != "cancel"]
+    candidates = waited_for or list(commands)
+    elsewhere = [command for command in candidates if _alike(command, recorded) and _scope(command) != _scope(recorded)]
+    beside = [command for command in candidates if _scope(command) == _scope(recorded) and command.kind != "end"]
+    found = elsewhere or beside or [command for command in candidates if command.kind != "end"] or candidates
     return found[0] if found else None
 
 
@@ -300,7 +300,7 @@ def _same_place(evidence: Evidence, current: OpView) -> str:
             return "inserted"
         if source_map.known and len(source_map.of(recorded)) < len(known):
             return "removed"
-        looped = len(known) == 1 and not any(op.inputs == recorded.inputs for op in evidence.wishes)
+        looped = len(known) == 1 and not any(op.inputs == recorded.inputs for op in evidence.commands)
         return "inputs" if looped else "reordered"
     if lines.moved is not None and lines.moved > 0 and lines.is_below and _has_new_line(evidence, current):
         return "inserted"
@@ -515,8 +515,8 @@ def _fits(current: OpView, recorded: OpView) -> bool:
     return current.kind == recorded.kind and current.inputs == recorded.inputs
 
 
-def _alike(wish: OpView, recorded: OpView) -> bool:
-    return _fits(wish, recorded) and wish.name == recorded.name
+def _alike(command: OpView, recorded: OpView) -> bool:
+    return _fits(command, recorded) and command.name == recorded.name
 
 
 def _at(path: str, ops: Iterable[OpView]) -> OpView | None:

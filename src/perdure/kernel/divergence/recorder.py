@@ -19,7 +19,7 @@ from perdure.errors import (
     StepError,
 )
 from perdure.kernel.commands import UNDECODED, CancelOp, Command
-from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
+from perdure.kernel.divergence.explain import Evidence, commanded_op, explain, recorded_op
 from perdure.kernel.divergence.model import OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE
 from perdure.kernel.divergence.undecodable import at_path, explain_undecodable
@@ -65,7 +65,7 @@ class Recorder(Replay):
     def _add_commands(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         for command in commands:
             if not isinstance(command, CancelOp):
-                op = wished_op(command)
+                op = commanded_op(command)
                 self.asked.append(msgspec.structs.replace(op, path=f"{path}/{op.path}") if path else op)
         self.raised += [
             (self.state.next_seq, path, one) for one in self._watches.get(path, ()) if one.type not in self._delivered
@@ -97,7 +97,7 @@ def follow_parts(opened: Open, batches: Sequence[Batch], *, other_code: bool) ->
     try:
         yield
         yield from replay.fold_parts(_parts(batches))
-        check_inbox(replay.state, replay.wishes, other_code=other_code)
+        check_inbox(replay.state, replay.pending, other_code=other_code)
         replay.check_open_steps(other_code=other_code)
     except BaseException:
         replay.close()

@@ -20,12 +20,12 @@ from perdure.kernel.commands import (
     Command,
     Finish,
     OpenWait,
+    Pending,
     RecordValue,
     RunStep,
     SetState,
     StartChild,
     StartTimer,
-    Wishes,
 )
 from perdure.kernel.events import (
     AnyEvent,
@@ -109,26 +109,26 @@ class KeptOutcomes:
         if kept is not None:
             del self.entries[kept.op]
 
-    def next(self, wishes: Wishes) -> Command | None:
+    def next(self, pending: Pending) -> Command | None:
         """The pending command to record next; None when none of them has a kept outcome."""
-        if FINISH in wishes:
+        if FINISH in pending:
             return None
         # New commands are at the end.
-        for key in reversed([*takewhile(lambda key: key not in self._seen, reversed(wishes))]):
+        for key in reversed([*takewhile(lambda key: key not in self._seen, reversed(pending))]):
             self._seen.add(key)
-            command = wishes[key]
+            command = pending[key]
             if isinstance(command, SetState | RecordValue | CancelOp | Finish) or _is_inner(command):
                 self._structure.append(key)
             elif (kept := self.of(command)) is not None:
                 heapq.heappush(self._ready, (self._numbers[kept.op], command.op))
-        while self._structure and self._structure[0] not in wishes:
+        while self._structure and self._structure[0] not in pending:
             self._structure.popleft()
         if self._structure:
-            return wishes[self._structure[0]]
+            return pending[self._structure[0]]
         while self._ready:
             _, op = heapq.heappop(self._ready)
-            if op in wishes and self.of(wishes[op]) is not None:
-                return wishes[op]
+            if op in pending and self.of(pending[op]) is not None:
+                return pending[op]
         return None
 
     def of(self, command: Command) -> OutcomeKept | None:

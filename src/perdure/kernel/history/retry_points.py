@@ -427,15 +427,15 @@ def check_retry(replay: Replay, id: str, status: str, at: float) -> None:
     assert kept is not None
     called: list[str] = []
     failed: list[int] = []
-    while FINISH not in replay.wishes:
-        planned = keep(state, replay.wishes, at)
+    while FINISH not in replay.pending:
+        planned = keep(state, replay.pending, at)
         events: Sequence[AnyEvent]
         events = planned.events if planned is not None else _predict(replay, kept, called, failed, at)
         if not events:
             return  # it waits for an outcome that cannot be predicted
         for event in events:
             replay.fold(event, at)
-    finish = replay.wishes[FINISH]
+    finish = replay.pending[FINISH]
     assert isinstance(finish, Finish)
     if finish.status is RunStatus.FAILED and not called:
         why = f"{finish.error.type}: {finish.error.message}" if finish.error is not None else "an error"
@@ -456,7 +456,7 @@ def _predict(replay: Replay, kept: KeptOutcomes, called: list[str], failed: list
     Ops that had failed fail last, in their previous order: a failure may cancel concurrent ops that had got further.
     """
     failing: list[tuple[int, RunStep, Failure]] = []
-    for command in list(replay.wishes.values()):
+    for command in list(replay.pending.values()):
         if isinstance(command, RunStep):
             before = kept.find(command.op, StepStarted, command.inputs_hash, command)
             if before is not None and before.kind == AGAIN and before.error is not None:

@@ -76,7 +76,7 @@ def check_compatibility(
                     replay.fold(RunClaimed("", 1), batches[-1].at)
                 except NotDecodable as error:
                     raise explained(error, opened, batches, programs) from None
-            end = replay.wishes.get(FINISH)
+            end = replay.pending.get(FINISH)
             waits = [] if repairs is None else list(narrowed(replay.state))
         finally:
             replay.close()
@@ -107,7 +107,7 @@ def fit_parts(
         try:
             if replay.state.epoch == 0:
                 replay.fold(RunClaimed("", 1), batches[-1].at)
-            return not _fails(replay.wishes.get(FINISH))
+            return not _fails(replay.pending.get(FINISH))
         finally:
             replay.close()
     except Exception:

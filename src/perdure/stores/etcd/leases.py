@@ -110,28 +110,30 @@ class EtcdLeases:
             lost += await self._renew(part, now, leases)
         return lost
 
-    async def _renew(self, wishes: Sequence[Renewal], now: float, leases: dict[float, int]) -> list[str]:
+    async def _renew(self, renewals: Sequence[Renewal], now: float, leases: dict[float, int]) -> list[str]:
         """Renew these; `leases` are leases of etcd that were just kept alive, by their time to live."""
         lost: list[str] = []
-        while wishes:
-            entries = await self._read([self._held(wish.key) for wish in wishes])
+        while renewals:
+            entries = await self._read([self._held(renewal.key) for renewal in renewals])
             mine = []
-            for wish, entry in zip(wishes, entries, strict=True):
+            for renewal, entry in zip(renewals, entries, strict=True):
                 held = entry.held()
-                if held is None or held.owner != wish.owner:
-                    lost.append(wish.key)
+                if held is None or held.owner != renewal.owner:
+                    lost.append(renewal.key)
                 else:
-                    mine.append((wish, entry, held))
-            for wish, entry, _ in mine:
-                if wish.ttl not in leases:
-                    leases[wish.ttl] = await self._lease(wish.ttl, entry.lease)
+                    mine.append((renewal, entry, held))
+            for renewal, entry, _ in mine:
+                if renewal.ttl not in leases:
+                    leases[renewal.ttl] = await self._lease(renewal.ttl, entry.lease)
             branches = [
-                _branch([entry], [_put(entry.key, _Held(held.owner, held.epoch, now + wish.ttl), leases[wish.ttl])])
-                for wish, entry, held in mine
+                _branch(
+                    [entry], [_put(entry.key, _Held(held.owner, held.epoch, now + renewal.ttl), leases[renewal.ttl])]
+                )
+                for renewal, entry, held in mine
             ]
             done = await self._commit(branches)
-            wishes = [wish for (wish, _, _), ok in zip(mine, done, strict=True) if not ok]
-            if wishes:
+            renewals = [renewal for (renewal, _, _), ok in zip(mine, done, strict=True) if not ok]
+            if renewals:
                 leases.clear()  # a key has changed, or a lease of etcd expired before it was used
         return lost
 

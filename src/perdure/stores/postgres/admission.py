@@ -53,8 +53,8 @@ def _key(text: str) -> int:
 
 async def admit(connection: Connection, fill: Callable[[str], str], prepared: Sequence[Prepared]) -> dict[str, Full]:
     """Those of these appends that may not be written now, by run_id. Each that may counts for those after it."""
-    wishes = [(one.admit, one.append.row) for one in prepared]
-    begins = [(queue, row) for queue, row in wishes if queue is not None and row is not None]
+    claims = [(one.admit, one.append.row) for one in prepared]
+    begins = [(queue, row) for queue, row in claims if queue is not None and row is not None]
     if not begins:
         return {}
     count = await _count(connection, fill, begins)

@@ -31,12 +31,12 @@ STEP = """
 LAZY_STEP = STEP.rstrip() + ", set_config('synchronous_commit', 'off', true)"
 # A group of such appends.
 STEPS = """
-    with wish as materialized (
+    with appended as materialized (
         select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[])
             as w (run_id, expected, next_seq, at, size)
     ), swapped as (
         update perdure_heads h set next_seq = w.next_seq, at = w.at, size = h.size + w.size
-        from wish w where h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
+        from appended w where h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
     ), entries as (
         insert into perdure_journal (run_id, seq, at, checksum, events)
         select e.* from unnest($6::text[], $7::bigint[], $8::float8[], $9::bigint[], $10::text[])
@@ -52,21 +52,21 @@ _NEW_INPUTS = sorted(set(CHANGED_WITH_INPUT) - set(CHANGED_IN_RUN), key=TABLE.in
 # `journal` is its root's. A run is created when neither its run_id nor its id is taken.
 GROUP = compose(
     """
-    with wish as materialized (
+    with appended as materialized (
         select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[], $6::bool[])
             as w (run_id, expected, next_seq, at, size, has_row)
     ), wanted as materialized (
         select * from unnest($16::text[], $17::text[], <arrays>) as r (kind, journal, <columns>)
     ), swapped as (
         update perdure_heads h set next_seq = w.next_seq, at = w.at, size = h.size + w.size
-        from wish w where w.expected > 0 and h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
+        from appended w where w.expected > 0 and h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
     ), fresh as (
         insert into perdure_runs (<columns>) select <selected>
         from wanted r where r.kind = 'n' and not exists (select 1 from perdure_heads h where h.run_id = r.run_id)
         on conflict do nothing returning run_id
     ), created as (
         insert into perdure_heads (run_id, next_seq, at, size)
-        select w.run_id, w.next_seq, w.at, w.size from wish w
+        select w.run_id, w.next_seq, w.at, w.size from appended w
         where w.expected = 0 and (not w.has_row or w.run_id in (select run_id from fresh))
         on conflict do nothing returning run_id
     ), done as materialized (
@@ -163,10 +163,10 @@ def statement(group: Sequence[Prepared], fsync: bool, channel: str, notice: str)
     if not notice and all(one.plain for one in group):
         if len(group) == 1 and group[0].single:
             return step_statement(group[0], fsync)
-        return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
+        return STEPS, (*_heads(group)[:5], *_entries(group), not fsync)
     uses = by_column((use for one in group for use in one.uses), 2)
     rows = by_column((row for one in group for row in one.rows), 2 + WIDTH)
-    return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, notice)
+    return GROUP, (*_heads(group), *_entries(group), *uses, channel, not fsync, *rows, notice)
 
 
 def step_statement(one: Prepared, fsync: bool) -> tuple[str, tuple[Any, ...]]:
@@ -175,13 +175,13 @@ def step_statement(one: Prepared, fsync: bool) -> tuple[str, tuple[Any, ...]]:
     return STEP if fsync else LAZY_STEP, (run_id, seq, one.next_seq, at, one.size, check, events)
 
 
-def _wishes(group: Sequence[Prepared]) -> list[Sequence[Any]]:
+def _heads(group: Sequence[Prepared]) -> list[Sequence[Any]]:
     # Sorted, so that two groups with common journals do not deadlock.
-    wishes = sorted(
+    heads = sorted(
         (one.append.run_id, one.append.expected_next, one.next_seq, one.at, one.size, one.append.row is not None)
         for one in group
     )
-    return by_column(wishes, 6)
+    return by_column(heads, 6)
 
 
 def _entries(group: Sequence[Prepared]) -> list[Sequence[Any]]:

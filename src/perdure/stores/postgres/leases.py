@@ -86,13 +86,13 @@ class PostgresLeases:
         """Renew many leases in one statement."""
         if not renewals:
             return []
-        wishes = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
+        wanted = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
         beat = all(one.key.startswith(ORCHESTRATOR) for one in renewals)
         notice = (self._database.channel, self._database.notifications.for_heartbeat()) if beat else ()
         # Over the listening connection: if that is dead, this notices it.
         rows, _ = await self._database.query_reporting(
             _HEARTBEAT if beat else _RENEW_ALL,
-            *wishes,
+            *wanted,
             now,
             *notice,
             patience=self._database.config.lease_patience,

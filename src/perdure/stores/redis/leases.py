@@ -19,8 +19,8 @@ class RedisLeases:
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        wish = (key, owner, repr(now + ttl), repr(now), repr(now - self._server.config.unused_lease))
-        commits, epoch, *holder = await self._server.call(ACQUIRE, wish)
+        wanted = (key, owner, repr(now + ttl), repr(now), repr(now - self._server.config.unused_lease))
+        commits, epoch, *holder = await self._server.call(ACQUIRE, wanted)
         self._notifications.committed(commits)
         if holder:
             return HeldBy(holder[0].decode(), float(holder[1]))
@@ -30,8 +30,8 @@ class RedisLeases:
         """Renew many leases in one script."""
         if not renewals:
             return []
-        wishes = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
-        commits, lost = await self._server.call(RENEW, wishes)
+        wanted = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
+        commits, lost = await self._server.call(RENEW, wanted)
         self._notifications.committed(commits)
         return [key.decode() for key in lost]
 

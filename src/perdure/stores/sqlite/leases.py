@@ -18,8 +18,8 @@ _PUT = """
     on conflict (key) do update set owner = ?2, epoch = ?3, expires = ?4
 """
 _RENEW_ALL = """
-    update perdure_leases set expires = ?2 + wish.value ->> 'ttl' from json_each(?1) as wish
-    where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner'
+    update perdure_leases set expires = ?2 + renewal.value ->> 'ttl' from json_each(?1) as renewal
+    where perdure_leases.key = renewal.value ->> 'key' and owner = renewal.value ->> 'owner'
     returning perdure_leases.key, (select data_version from pragma_data_version)
 """
 # A released lease keeps its row, without an owner: the next holder's epoch must be higher.
@@ -72,8 +72,8 @@ class SqlLeases:
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one statement."""
-        wishes = as_json(renewals)
-        renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now), routine=True)}
+        wanted = as_json(renewals)
+        renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wanted, now), routine=True)}
         return [renewal.key for renewal in renewals if renewal.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:

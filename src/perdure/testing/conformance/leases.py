@@ -125,9 +125,9 @@ class LeasesConformance(RenewalConformance):
             await store.leases.acquire(key, "a", TTL, NOW)
         await store.leases.release("k3", "a")
         await second.leases.acquire("k4", "b", TTL, NOW)
-        wishes = [Renewal("k1", "a", 60.0), Renewal("k2", "a", 90.5)]
-        wishes += [Renewal(key, "a", TTL) for key in ("k3", "k4", "k5")]
-        assert sorted(await store.leases.renew_all(wishes, NOW + TTL)) == ["k3", "k4", "k5"]
+        renewals = [Renewal("k1", "a", 60.0), Renewal("k2", "a", 90.5)]
+        renewals += [Renewal(key, "a", TTL) for key in ("k3", "k4", "k5")]
+        assert sorted(await store.leases.renew_all(renewals, NOW + TTL)) == ["k3", "k4", "k5"]
         kept = [await second.leases.get(key, NOW + TTL) for key in ("k1", "k2", "k3", "k4", "k5")]
         assert [lease and lease.expires for lease in kept] == [NOW + TTL + 60, NOW + TTL + 90.5, None, None, None]
         assert list(await store.leases.renew_all([], NOW)) == []

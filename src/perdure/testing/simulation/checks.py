@@ -41,7 +41,7 @@ def check_journal(
     except Exception as error:
         return [f"the journal of {run_id} cannot be replayed: {error!r}"]
     if commands != again:
-        return [f"two replays of the journal of {run_id} wish for different things"]
+        return [f"two replays of the journal of {run_id} give different commands"]
     end = batches[-1].events[-1]
     return check_end(run_id, end, finish, blobs) if isinstance(end, RunFinished) else []
 
@@ -64,13 +64,13 @@ def _commands(
     end = _own_end([event for event, _ in events])
     try:
         for number, (event, at) in enumerate(events):
-            wish = replay.wishes.get(FINISH)
-            finish = wish if isinstance(wish, Finish) else finish
-            ending = number >= end or any(isinstance(wish, Finish) for wish in replay.wishes.values())
-            if _is_cancelled(event) and CancelKey(event.op) not in replay.wishes and finish is None and not ending:
+            command = replay.pending.get(FINISH)
+            finish = command if isinstance(command, Finish) else finish
+            ending = number >= end or any(isinstance(command, Finish) for command in replay.pending.values())
+            if _is_cancelled(event) and CancelKey(event.op) not in replay.pending and finish is None and not ending:
                 raise AssertionError(f"{event.op} was recorded as cancelled, and the program did not ask for that")
             replay.fold(event, at)
-            seen.append(" ".join(_describe(command) for command in replay.wishes.values()))
+            seen.append(" ".join(_describe(command) for command in replay.pending.values()))
     finally:
         replay.close()
     return seen, finish if end == len(events) else None

@@ -2,8 +2,8 @@
 -- processes: an orchestrator whose heartbeat is late may be dead.
 
 local lost = {}
-for _, wish in ipairs(arguments()) do
-    local key, owner, expires = unpack(wish)
+for _, renewal in ipairs(arguments()) do
+    local key, owner, expires = unpack(renewal)
     local held = lease_of(key)
     if held and held[3] == owner then
         put_lease(key, held[1], expires, owner)
