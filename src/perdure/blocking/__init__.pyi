@@ -105,24 +105,6 @@ class RunHandle(Generic[R]):
         """How the run ended; raises nothing but TimeoutError."""
     def status(self) -> RunStatus:
         """The status of the run."""
-    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask the run to end."""
-    def signal(
-        self, name: str, payload: Any = None, signal_id: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send the run a signal."""
-    def feed(
-        self, input: Any, input_id: str | None = None, name: str = ...
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send the run its next input, for `async for input in inputs()` in its body."""
-    def approve(
-        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of the run."""
-    def reject(
-        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Reject an open approval of the run."""
     def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
         """The chunks that a step of the run, or all of them, emit; see `Client.stream`."""
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args
 
 from msgspec import Raw
 
 from perdure.client.base import StoreClient
-from perdure.client.gateway import RunGateway
+from perdure.client.gateway import RunGateway, decided
 from perdure.client.messages import Messages
 from perdure.client.queries import Queries
 from perdure.client.resting import Answers, Rest, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.events import RunStarted, RunStatus
-from perdure.kernel.ids import INPUT
-from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.inbound import UNDECIDED, AlreadyFinished, Decided, Finished, NotFound, Undecided
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
 from perdure.kernel.values.items import REFERENCE
 from perdure.kernel.values.skips import without_skips
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -41,6 +44,20 @@ class Handles:
     def of(self, id: str, run_id: str, program: Program | None) -> RunHandle[Any]:
         """A handle of one run; without a run_id, of the latest run under the id."""
         return RunHandle(self, id, run_id, program)
+
+
+def _sent(
+    method: Callable[Concatenate[Messages, str, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """A method of a handle that sends its run what `method` sends to the run of an id."""
+
+    async def send(self: RunHandle[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._send(lambda run: method(self._by.messages, run, *args, **kwargs))
+
+    functools.update_wrapper(send, method)
+    itself, _, *parameters = inspect.signature(method).parameters.values()
+    send.__signature__ = inspect.signature(method).replace(parameters=[itself, *parameters])  # type: ignore[attr-defined]
+    return send
 
 
 class RunHandle(Generic[R]):
@@ -167,49 +184,28 @@ class RunHandle(Generic[R]):
 
     async def _send(self, send: Callable[[str], Awaitable[T]]) -> T:
         """Send the run something; if it has continued as another run, send it there."""
-        while True:
+
+        async def attempt() -> Decided[T] | Undecided:
             current = self._current or self.id
             try:
                 verdict = await send(current)
             except NoSuchRun:
                 if not self._run_id or (await self._latest()).run_id == current:
                     raise
-                continue
-            if not self._run_id or not isinstance(verdict, Finished | AlreadyFinished | NotFound):
-                return verdict
-            try:
-                if (await self._latest()).run_id == current:
-                    return verdict
-            except NoSuchRun:
-                return verdict
+                return UNDECIDED
+            if self._run_id and isinstance(verdict, Finished | AlreadyFinished | NotFound):
+                with suppress(NoSuchRun):
+                    if (await self._latest()).run_id != current:
+                        return UNDECIDED
+            return Decided(verdict)
 
-    async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask the run to end."""
-        return await self._send(lambda run: self._by.messages.cancel(run, reason))
+        return await decided(attempt)
 
-    async def signal(
-        self, name: str, payload: Any = None, signal_id: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send the run a signal."""
-        return await self._send(lambda run: self._by.messages.signal(run, name, payload, signal_id))
-
-    async def feed(
-        self, input: Any, input_id: str | None = None, name: str = INPUT
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send the run its next input, for `async for input in inputs()` in its body."""
-        return await self.signal(name, input, input_id)
-
-    async def approve(
-        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of the run."""
-        return await self._send(lambda run: self._by.messages.approve(run, name, payload, approval_id, by))
-
-    async def reject(
-        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Reject an open approval of the run."""
-        return await self._send(lambda run: self._by.messages.reject(run, name, reason, approval_id, by))
+    cancel = _sent(Messages.cancel)
+    signal = _sent(Messages.signal)
+    feed = _sent(Messages.feed)
+    approve = _sent(Messages.approve)
+    reject = _sent(Messages.reject)
 
     async def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """The chunks that a step of the run, or all of them, emit; see `Client.stream`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -42,6 +42,22 @@ from perdure.kernel.values.items import has_references
 V = TypeVar("V")
 # Decides about an approval, by its name or its path.
 Resolve: TypeAlias = Callable[[str, RunState, str], inbound.Events | Duplicate | NotFound | Finished]
+
+
+class _WithChunks(Generic[V]):
+    """A decision about a run, and the runs of its chunks then, which are sent the same afterwards."""
+
+    def __init__(
+        self,
+        decide: Callable[[RunState, str], inbound.Events | V],
+        applies: Callable[[RunState], bool] = lambda state: True,
+    ) -> None:
+        self._decide, self._applies = decide, applies
+        self.chunks: Collection[str] = ()
+
+    def __call__(self, state: RunState, child: str = "") -> inbound.Events | V:
+        self.chunks = open_chunks(state).values() if self._applies(state) else ()
+        return self._decide(state, child)
 
 
 class Messages:
@@ -131,42 +147,29 @@ class Messages:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
         why = check_text(reason, "the reason", MAX_REASON)
         await self._report_cancelled(id, why)
-        chunks: list[str] = []
-
-        def decide(state: RunState, child: str) -> inbound.Events | AlreadyFinished:
-            if state.parked is not None:  # else its owner cancels them
-                chunks[:] = open_chunks(state).values()
-            return inbound.cancel(state, why, child)
-
-        verdict = await self.tell_known(id, decide)
-        for chunk in chunks:
+        with_chunks = _WithChunks(
+            lambda state, child: inbound.cancel(state, why, child),
+            lambda state: state.parked is not None,  # else its owner cancels them
+        )
+        verdict = await self.tell_known(id, with_chunks)
+        for chunk in with_chunks.chunks:
             await self.cancel(chunk, why)
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
         """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
         why = check_text(reason, "the reason", MAX_REASON)
-        chunks: list[str] = []
-
-        def decide(state: RunState, child: str) -> inbound.Events | Finished:
-            chunks[:] = open_chunks(state).values()
-            return inbound.pause(state, why, child)
-
-        verdict = await self.tell_known(id, decide)
-        for chunk in chunks:
+        with_chunks = _WithChunks(lambda state, child: inbound.pause(state, why, child))
+        verdict = await self.tell_known(id, with_chunks)
+        for chunk in with_chunks.chunks:
             await self.pause(chunk, why)
         return verdict
 
     async def resume(self, id: str) -> Accepted | Finished:
         """Let a paused run continue."""
-        chunks: list[str] = []
-
-        def decide(state: RunState, child: str) -> inbound.Events | Finished:
-            chunks[:] = open_chunks(state).values()
-            return inbound.resume(state, child)
-
-        verdict = await self.tell_known(id, decide)
-        for chunk in chunks:
+        with_chunks = _WithChunks(inbound.resume)
+        verdict = await self.tell_known(id, with_chunks)
+        for chunk in with_chunks.chunks:
             await self.resume(chunk)
         return verdict
 
@@ -197,14 +200,9 @@ class Messages:
 
     async def terminate(self, run_id: str, reason: str) -> None:
         """End a run by an event of its own, whichever orchestrator owns it. Of this and its completion one wins."""
-        chunks: list[str] = []
-
-        def decide(state: RunState) -> inbound.Events | AlreadyFinished:
-            chunks[:] = open_chunks(state).values()
-            return inbound.terminate(state, reason)
-
-        await self.send_decided(run_id, decide)
-        for chunk in chunks:
+        with_chunks = _WithChunks(lambda state, child: inbound.terminate(state, reason))
+        await self.send_decided(run_id, with_chunks)
+        for chunk in with_chunks.chunks:
             await self.cancel(chunk, reason)
 
     async def _report_cancelled(self, id: str, reason: str) -> None:
