@@ -96,7 +96,7 @@ def _members(source: type) -> Iterator[str]:
     (tree,) = (n for n in ast.parse(_source(source)).body if isinstance(n, ast.ClassDef) and n.name == source.__name__)
     overloaded: set[str] = set()
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("delegated("):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("delegated(", "_sent(")):
             yield _stub(_delegated(source, ast.unparse(node.targets[0])))
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name in OWN:
             continue
@@ -109,11 +109,12 @@ def _members(source: type) -> Iterator[str]:
 
 
 def _delegated(source: type, name: str) -> ast.AsyncFunctionDef:
-    """A method of a client, as the part has it that does the work."""
+    """A method of a client, as the part has it that does the work; or of a handle, which knows the id of its run."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(vars(source)[name])))
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.AsyncFunctionDef)
-    node.name, node.args.args[0] = name, ast.arg("self")
+    node.name = name
+    node.args.args[: 2 if source is handle.RunHandle else 1] = [ast.arg("self")]
     return node
 
 

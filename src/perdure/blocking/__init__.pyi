@@ -105,6 +105,24 @@ class RunHandle(Generic[R]):
         """How the run ended; raises nothing but TimeoutError."""
     def status(self) -> RunStatus:
         """The status of the run."""
+    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
+    def signal(
+        self, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it."""
+    def feed(
+        self, input: Any, input_id: str | None = None, name: str = ...
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run its next input, durably: `async for input in inputs()` in its body receives inputs in order."""
+    def approve(
+        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run, by its name or its path."""
+    def reject(
+        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
     def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
         """The chunks that a step of the run, or all of them, emit; see `Client.stream`."""
 
