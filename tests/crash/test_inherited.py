@@ -115,6 +115,16 @@ elif kind == "async":
 elif kind == "reopened":
     with blocking.Engine(url, [quick]) as engine:
         in_child(lambda: {"open": told(lambda: blocking.Engine(url, [quick]).open())})
+elif kind == "another file":
+
+    def other():
+        with blocking.Engine(url + f"-{os.getpid()}", [quick]) as engine:
+            return engine.start(quick(2)).result()
+
+    with blocking.Engine(url, [quick]) as engine:
+        for _ in range(10):
+            engine.start(quick(1))
+            in_child(lambda: told(other))
 """
 
 
@@ -168,6 +178,13 @@ def test_a_file_of_sqlite_that_the_parent_has_open_is_not_opened_in_a_fork(
     [answer] = used(children, folder, f"sqlite:///{tmp_path}/x.db", "reopened").values()
     assert answer.startswith("UsageError")
     assert "before it forks" in answer
+
+
+def test_another_file_of_sqlite_is_used_in_a_fork(children: Children, folder: Path, tmp_path: Path) -> None:
+    """The threads of the parent are in SQLite at any moment, and may hold a mutex of the library."""
+    ended = children.python(folder, "used.py", f"sqlite:///{tmp_path}/x.db", "another file")
+    assert ended.wait() == 0, ended.log
+    assert ended.log.splitlines() == ['"worked: 3"'] * 10
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------

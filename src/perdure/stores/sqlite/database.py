@@ -21,6 +21,7 @@ import apsw
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
 from perdure.stores.sqlite import guard, migrating
 from perdure.stores.sqlite.config import SqliteConfig
+from perdure.stores.sqlite.forks import Threads
 from perdure.stores.sqlite.guard import Guard
 from perdure.stores.sqlite.migrating import APPLICATION_ID
 from perdure.stores.sqlshared.schema import pending
@@ -51,6 +52,7 @@ class Database:
         self._read_log: tuple[int, int] = (0, 0)
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_thread: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._fsync = True
         self._hop: Future[Any] | None = None  # the last job of the writer thread; once it is done, all are
         self._commit_seconds = 0.0  # a moving average
@@ -80,9 +82,12 @@ class Database:
         self._use(*opened)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(self._pool, thread_name_prefix="perdure-read")
+        self._threads = Threads((self._write_thread, 1), (self._read_thread, self._pool))
 
     def exists(self) -> bool:
         """Whether the file exists; raises when it is not a store, or when it could not be created."""
+        # Before any call of SQLite: a thread of the parent may have held a mutex of the library as it forked.
+        guard.refuse_in_a_fork(self.path)
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             raise InvalidStoreUrl(self.url, f"the directory {folder} does not exist; create it first")
@@ -143,7 +148,6 @@ class Database:
         return any(_size(self.path + suffix) for suffix in ("-wal", "-journal"))
 
     def _connect(self) -> apsw.Connection:
-        guard.refuse_in_a_fork(self.path)
         db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_timeout(int(self.config.busy * 1000))
         # Plans that do not depend on bound values: otherwise SQLite prepares a statement again for every new value.
@@ -210,6 +214,8 @@ class Database:
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
+        if self._threads is not None:
+            self._threads.close()
         for thread in (self._write_thread, self._read_thread):
             if thread is not None:
                 thread.shutdown(wait=True)
