@@ -216,7 +216,7 @@ class Engine(Client):
         )
 
         if self._orchestrator is not None:
-            self._orchestrator.sources.forget(program.name)
+            self._orchestrator.session.sources.forget(program.name)
         if self._membership is not None and self._service is not None:
             self._describe()
             self._service.register()
@@ -338,7 +338,7 @@ class Engine(Client):
             definitions=self._defined_programs,
             config=self._service_config.orchestrator,
         )
-        self.superseded = orchestrator.retired
+        self.superseded = orchestrator.session.retired
         orchestrator.services.stream = self._stream_mode
         orchestrator.services.resources = self.resources
         orchestrator.services.runner.items = self._base.items
@@ -358,7 +358,7 @@ class Engine(Client):
         self._membership = Membership(
             self._base.leases,
             self.name,
-            orchestrator.session,
+            orchestrator.session.id,
             self._recovery.ttl,
             self.clock,
             orchestrator.lease_deadline,
@@ -420,7 +420,7 @@ class Engine(Client):
             assert self._orchestrator is not None
             assert self._membership is not None
             assert self._service is not None
-            self._orchestrator.lifecycle.sweep_began = counts.begun if alone else None
+            self._orchestrator.session.sweep_began = counts.begun if alone else None
             self._service.deadlines.stale = True
             _ = await self._service.deadlines.run_once(now)
             if alone:

@@ -122,9 +122,9 @@ class LocalGateway(StoreGateway):
         orchestrator = self.orchestrator
         if self._base.forked:
             self._base.check_process()
-        if orchestrator is None or orchestrator.closing:
+        if orchestrator is None or orchestrator.session.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
-        if orchestrator.retired.is_set():
+        if orchestrator.session.retired.is_set():
             raise UsageError(
                 f"another process has been started as {orchestrator.name!r}, and goes on with what this Engine had; "
                 "give each process a name of its own: Engine(name=...)"

@@ -256,7 +256,7 @@ async def test_a_run_whose_owner_is_gone_says_so(any_store: Store) -> None:
         await recorded.until(lambda e: isinstance(e, StepStarted))
         assert await engine.why("it") is None
         # As if its process had been killed.
-        session = engine._orchestrator.session  # type: ignore[union-attr]
+        session = engine._orchestrator.session.id  # type: ignore[union-attr]
         await engine.store.leases.release(ORCHESTRATOR + "w1", holder("w1", session))
         assert await said(engine, "it") == "owner w1 gone, no worker has `works`: none is alive"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from perdure import Accepted, Duplicate, Engine, Queue, Recovery, RunHandle, StoreUnavailable, call, connect
 from perdure.kernel.program import Program
-from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
+from perdure.orchestrator.session import OrchestratorConfig
 from perdure.ports.store import Store
 from perdure.stores.sqlite.store import SqliteStore
 from tests.crash import flows, graphs, programs

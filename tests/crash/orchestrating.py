@@ -110,7 +110,7 @@ async def main(url: str, name: str, recovery: Recovery, leases: str | None) -> N
 
     def committed(id: str, append: Append) -> None:
         assert engine._orchestrator is not None
-        write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
+        write_down("appends", engine._orchestrator.session.id, append.run_id, append.expected_next, append.next_seq)
 
     programs: list[Program] = [flow, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
     engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)

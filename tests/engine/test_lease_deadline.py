@@ -147,6 +147,6 @@ async def test_a_step_that_is_launched_and_has_not_begun_when_the_time_is_up_doe
         _ = await engine.start(flow())
         orchestrator = engine._orchestrator
         assert orchestrator is not None
-        await eventually(lambda: orchestrator.suspended)
+        await eventually(lambda: orchestrator.session.suspended)
         assert called == [1]
         assert not orchestrator.active

@@ -25,8 +25,8 @@ from perdure import (
 )
 from perdure.kernel.events import RunClaimed, SignalReceived, WaitOpened, WaitResolved
 from perdure.kernel.state import fold
-from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
+from perdure.orchestrator.session import OrchestratorConfig
 from perdure.ports.appends import extend
 from perdure.ports.journal import append_one
 from perdure.testing.conformance.history import numbered

@@ -33,7 +33,7 @@ from perdure.kernel.events import RunResumed
 from perdure.kernel.replay import Replay
 from perdure.orchestrator import fit_check
 from perdure.orchestrator.fit_check import FitCheck, FitReport, short_collections
-from perdure.orchestrator.lifecycle import Lifecycle
+from perdure.orchestrator.session import Session
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
@@ -472,18 +472,18 @@ async def test_a_misfit_is_explained_and_mended_in_parts_and_its_code_read_in_a_
         await until(lambda: has(engine, RunStatus.WAITING))
     folded: list[int] = []
     read_by: set[int] = set()
-    fold, in_callback, repair = Replay.fold, Lifecycle.in_callback, Repairs.repair
+    fold, in_callback, repair = Replay.fold, Session.in_callback, Repairs.repair
 
     def counted(replay: Replay, *args: Any) -> None:
         folded[-1:] = [folded[-1] + 1]
         fold(replay, *args)
 
-    async def apart(lifecycle: Lifecycle, function: Callable[[], Any]) -> Any:
+    async def apart(session: Session, function: Callable[[], Any]) -> Any:
         def called() -> Any:
             folded.append(0)
             return function()
 
-        return await in_callback(lifecycle, called)
+        return await in_callback(session, called)
 
     def repaired(*args: Any) -> Any:
         repairing: Any = repair(*args)
@@ -496,7 +496,7 @@ async def test_a_misfit_is_explained_and_mended_in_parts_and_its_code_read_in_a_
                 return done.value
 
     monkeypatch.setattr(Replay, "fold", counted)
-    monkeypatch.setattr(Lifecycle, "in_callback", apart)
+    monkeypatch.setattr(Session, "in_callback", apart)
     monkeypatch.setattr(Repairs, "repair", repaired)
     async with engine_of(store, clock, longer) as engine:
         # The time of the check does not pass: it would take all parts in one turn.

@@ -239,16 +239,16 @@ def test_a_late_heartbeat_of_an_engine_with_nothing_to_stop_stops_nothing(caplog
             leases.slow = 3.0
             await sim.advance(2.5)  # where work would have to stop by now
             assert orchestrator.lease_deadline.until < orchestrator.loop.time()
-            assert not orchestrator.suspended
+            assert not orchestrator.session.suspended
             await sim.advance(1.0)
             assert await engine.run(brief(), id="b") is not None
             # And once the lease has ended it is suspended as ever, and goes on.
             leases.away = True
             await sim.advance(30.0)
-            assert orchestrator.suspended
+            assert orchestrator.session.suspended
             leases.away = False
             await sim.advance(2.0)
-            assert not orchestrator.suspended
+            assert not orchestrator.session.suspended
 
     sim.play(scenario())
     assert sum("no heartbeat succeeded in time" in line for line in caplog.messages) == 1

@@ -32,9 +32,9 @@ from perdure import (
 )
 from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted, decode_events
 from perdure.orchestrator import quarantine
-from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.orphans import OrphansConfig
 from perdure.orchestrator.service import ServiceConfig
+from perdure.orchestrator.session import OrchestratorConfig
 from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR, Leases, holder
 from perdure.stores.memory.store import MemoryStore
@@ -155,13 +155,13 @@ def test_a_process_that_slept_through_its_lease_begins_and_writes_nothing_before
             # As if it had been stopped: the time is over, and no timer has had its turn.
             orchestrator.lease_deadline.until = asyncio.get_running_loop().time()
             before = len(await engine.journal("x"))
-            driver.record(RunClaimed("a", 9, orchestrator.session))
+            driver.record(RunClaimed("a", 9, orchestrator.session.id))
             await sim.advance(0)
             assert len(await engine.journal("x")) == before
-            assert orchestrator.suspended
+            assert orchestrator.session.suspended
             assert driver.closed
             await sim.advance(LEASE)
-            assert not orchestrator.suspended
+            assert not orchestrator.session.suspended
             assert run.run_id in orchestrator.active
 
     sim.play(scenario())
@@ -184,7 +184,7 @@ def test_whoever_starts_under_a_name_takes_it_and_the_older_process_stops() -> N
                 # Who waits at the old one hears of the end all the same.
                 assert await run.result(1000) == "x"
                 [one] = await new.orchestrators()
-                assert one.session == new._orchestrator.session  # type: ignore[union-attr]
+                assert one.session == new._orchestrator.session.id  # type: ignore[union-attr]
         claims = [e for b in await sim.store.journal.read(run.run_id) for e in b.events if isinstance(e, RunClaimed)]
         assert len({claim.session for claim in claims}) == 2
         assert len(claims) == 2, "they do not take it from each other"
@@ -223,7 +223,7 @@ async def test_the_end_of_another_is_heard_of_at_once() -> None:
         first._orchestrator.abort()  # type: ignore[union-attr]
         await first._service.stop()  # type: ignore[union-attr]
         gates.open("go")
-        await store.leases.release_all(holder("first", first._orchestrator.session))  # type: ignore[union-attr]
+        await store.leases.release_all(holder("first", first._orchestrator.session.id))  # type: ignore[union-attr]
         handle = await second.start(flow(), id="it")
         assert await handle.result(PATIENCE) == "done"
 

@@ -34,8 +34,8 @@ from perdure import (
 )
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, StepStarted
 from perdure.kernel.state import RunState
-from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
+from perdure.orchestrator.session import OrchestratorConfig
 from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore

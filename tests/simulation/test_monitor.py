@@ -179,7 +179,7 @@ def test_an_error_in_the_engine_that_nobody_notices_is_found_out(monkeypatch: py
         async def fail() -> None:
             raise ZeroDivisionError
 
-        self._lifecycle.spawn(fail())
+        self._session.spawn(fail())
         begin(self, *args)
 
     monkeypatch.setattr(Loader, "_begin", failing)

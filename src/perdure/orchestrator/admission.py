@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from perdure.kernel.policies.queues import Queue
-from perdure.kernel.policies.versions import Programs
 from perdure.kernel.state import RunState
-from perdure.orchestrator.lifecycle import Lifecycle
-from perdure.orchestrator.observer import Wakeups
-from perdure.orchestrator.residency import MAY_ENTER, Entered, EntryRequest, RunTable
-from perdure.ports.clock import Clock
+from perdure.orchestrator.residency import MAY_ENTER, Entered, EntryRequest
+from perdure.orchestrator.session import Session
 from perdure.ports.journal import Full
-from perdure.ports.queues import Queues, Waiting
+from perdure.ports.queues import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +64,14 @@ class Admission:
 
     def __init__(
         self,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        wakeups: Wakeups,
-        store: Queues,
-        clock: Clock,
-        programs: Programs,
-        serves: Sequence[str] | None,
+        session: Session,
         queues: Mapping[str, Queue],
         capacity: int,
         enter: Callable[[EntryRequest], Awaitable[Entered]],
         config: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     ) -> None:
-        self._runs, self._lifecycle, self._wakeups = runs, lifecycle, wakeups
-        self._store, self._clock, self._programs, self._serves = store, clock, programs, serves
+        self._session, self._runs, self._wakeups = session, session.runs, session.wakeups
+        self._store, self._clock = session.store.queues, session.clock
         self._queues, self._capacity, self._enter, self._config = queues, capacity, enter, config
         # When to poll even if nothing happens; None: when something does.
         self.next_poll: float | None = None
@@ -109,14 +100,14 @@ class Admission:
         begun: list[str] = []
         try:
             if waiting is None:
-                waiting = await self._store.waiting(self._serves)
+                waiting = await self._store.waiting(self._session.serves)
             # Where this process is the bottleneck, no queue is always the first.
             self._turn += 1
             at = self._turn % len(waiting) if waiting else 0
             for one in [*waiting[at:], *waiting[:at]]:
                 if one.first > self._clock.now():
                     self._note(one.first)
-                elif not self._lifecycle.closing:
+                elif not self._session.closing:
                     left = self._config.limit if most is None else most - len(begun)
                     begun += await self._admit_some(self._queues.get(one.queue) or Queue(one.queue), left)
         except Exception:
@@ -131,7 +122,7 @@ class Admission:
             self._wakeups.backlog = self.crowded = True
             return []
         now = self._clock.now()
-        picks = await self._store.pick(queue, room, now, self._programs.taken())
+        picks = await self._store.pick(queue, room, now, self._session.programs.taken())
         if picks.until is not None:
             self._note(max(picks.until, now + self._config.min_wait))
         # A run that is being loaded for another reason is polled for again when that finds it in its queue.

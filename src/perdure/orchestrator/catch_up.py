@@ -11,11 +11,10 @@ from perdure.engine.turns import Turns
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.kernel.events import FROM_OUTSIDE, Batch, RunStarted
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.lifecycle import Lifecycle
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
-from perdure.orchestrator.residency import ACTIVE, CATCHING_UP, RunTable
-from perdure.ports.journal import Journal
+from perdure.orchestrator.residency import ACTIVE, CATCHING_UP
+from perdure.orchestrator.session import Session
 
 
 class CatchUp:
@@ -28,9 +27,7 @@ class CatchUp:
 
     def __init__(
         self,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        journal: Journal,
+        session: Session,
         payloads: Payloads,
         turns: Turns,
         locks: RunLocks,
@@ -42,8 +39,8 @@ class CatchUp:
         evict: Callable[[Driver], None],
         broke: Callable[[Driver, Exception], None],
     ) -> None:
-        self._runs, self._lifecycle, self._journal, self._payloads = runs, lifecycle, journal, payloads
-        self._turns, self._locks, self._parking = turns, locks, parking
+        self._session, self._runs, self._journal = session, session.runs, session.store.journal
+        self._payloads, self._turns, self._locks, self._parking = payloads, turns, locks, parking
         self._inflate = inflate
         self._rejoin, self._settle, self._evict, self._broke = rejoin, settle, evict, broke
 
@@ -64,12 +61,12 @@ class CatchUp:
             return
         driver.stale = True
         self._runs.move(self._runs.slot(driver.run_id), CATCHING_UP)
-        self._lifecycle.spawn(self._catch_up(driver))
+        self._session.spawn(self._catch_up(driver))
 
     async def _catch_up(self, driver: Driver) -> None:
         try:
             while self._runs.has(driver) and not await self._try_to_catch_up(driver):
-                await asyncio.sleep(self._lifecycle.config.store_retry)
+                await asyncio.sleep(self._session.config.store_retry)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -91,7 +88,7 @@ class CatchUp:
             self._evict(driver)
             await self._parking.park_unread(driver.run_id, str(error))
             return True
-        await self._lifecycle.in_callback(lambda: self._rejoin(driver, started, batches))
+        await self._session.in_callback(lambda: self._rejoin(driver, started, batches))
         return True
 
     async def _read_tail(self, driver: Driver) -> bool:
@@ -100,11 +97,11 @@ class CatchUp:
         if not tail or not all(type(event) in FROM_OUTSIDE for batch in tail for event in batch.events):
             return False
         caught_up: list[bool] = []
-        await self._lifecycle.in_callback(lambda: caught_up.append(self._apply(driver, tail)))
+        await self._session.in_callback(lambda: caught_up.append(self._apply(driver, tail)))
         return caught_up == [True]
 
     def _apply(self, driver: Driver, tail: Sequence[Batch]) -> bool:
-        if not self._runs.has(driver) or self._lifecycle.leaving or not driver.catch_up(tail):
+        if not self._runs.has(driver) or self._session.leaving or not driver.catch_up(tail):
             return False
         self._runs.move(self._runs.slot(driver.run_id), ACTIVE)
         self._locks.deliver_again(driver)

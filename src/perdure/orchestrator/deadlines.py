@@ -62,7 +62,7 @@ class Deadlines:
             self._programs = await self._without_orchestrator()
         if asks or due:
             self.next_look = None
-            while self._programs and self._orchestrator.at_work and (some := await self._end_some()):
+            while self._programs and self._orchestrator.session.at_work and (some := await self._end_some()):
                 ended += some
         if self.stale:
             self._look_again(self._orchestrator.clock.now())

@@ -180,7 +180,7 @@ class FitCheck:
         left: Counter[str] = Counter()
         missing: set[str] = set()
         cursor: str | None = None
-        while orchestrator.at_work:
+        while orchestrator.session.at_work:
             filter = RunFilter(status=STATUSES, limit=self._config.page, cursor=cursor, built_in=False)
             page = await orchestrator.store.runs.list(filter)
             if cursor is None and len(page) >= FEWEST:
@@ -234,7 +234,7 @@ class FitCheck:
     async def _park(self, one: Checked, error: Exception) -> bool:
         """Park a run, unless it is about to be loaded here, or another append came first."""
         orchestrator, run_id = self._orchestrator, one.row.run_id
-        if orchestrator.runs.state(run_id) not in (ABSENT, LEFT) or not orchestrator.at_work:
+        if orchestrator.runs.state(run_id) not in (ABSENT, LEFT) or not orchestrator.session.at_work:
             return False
         if isinstance(error, UnknownVersion) and (others := versions_at(self._others, error.name, one.row.queue)):
             error = error.beside(others)

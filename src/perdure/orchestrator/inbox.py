@@ -9,8 +9,8 @@ from typing import TypeAlias, TypeVar, cast
 from perdure.engine.driver import Driver, NotKnown
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.lifecycle import Lifecycle, Owner
-from perdure.orchestrator.residency import ACTIVE, WARM, RunTable
+from perdure.orchestrator.residency import ACTIVE, WARM
+from perdure.orchestrator.session import Session
 
 V = TypeVar("V")
 # What was decided, and a future for when it is durable, if it is not yet.
@@ -20,10 +20,8 @@ _Answer: TypeAlias = tuple[Decided[V | Accepted] | Undecided, asyncio.Future[Non
 class Inbox:
     """Brings messages to the drivers of their runs. `broke` parks a run that an error of the engine stopped."""
 
-    def __init__(
-        self, runs: RunTable, lifecycle: Lifecycle, owner: Owner, broke: Callable[[Driver, Exception], None]
-    ) -> None:
-        self._runs, self._lifecycle, self._owner, self._broke = runs, lifecycle, owner, broke
+    def __init__(self, session: Session, broke: Callable[[Driver, Exception], None]) -> None:
+        self._session, self._runs, self._broke = session, session.runs, broke
 
     async def deliver(self, run_id: str, decide: Decide[V]) -> Decided[V | Accepted] | Undecided:
         """Record what `decide` makes of a run in memory here; its verdict is returned when all of that is durable.
@@ -33,7 +31,7 @@ class Inbox:
         caught_up = self._runs.slot(run_id).caught_up
         if caught_up is not None:
             await asyncio.wait([caught_up])  # what was appended before comes first
-        loop = self._lifecycle.loop
+        loop = self._session.loop
         answer: asyncio.Future[_Answer[V]] = loop.create_future()
         loop.call_soon(self._deliver, run_id, decide, answer)
         outcome, durable = await answer
@@ -49,7 +47,7 @@ class Inbox:
         if answer.done():
             return
         try:
-            if driver is None or driver.stale or driver.closed or self._lifecycle.closing:
+            if driver is None or driver.stale or driver.closed or self._session.closing:
                 answer.set_result((UNDECIDED, None))
                 return
             verdict = decide(driver.state)
@@ -62,7 +60,7 @@ class Inbox:
                 self._runs.move(self._runs.slot(run_id), ACTIVE)
             # In-memory state may be uncommitted and lose a race; answer only after it is durable.
             durable = driver.accept(*(events or ())) if events or not driver.saved else None
-            self._owner.acknowledge(driver)
+            self._session.acknowledge(driver)
             answer.set_result((Decided(Accepted() if events is not None else cast("V", verdict)), durable))
         except BaseException as error:
             self._broke(driver, contained(error))

@@ -49,10 +49,8 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.arguments import positional_names
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admission import Turn, turn_of
-from perdure.orchestrator.lifecycle import Lifecycle, Owner, log_fault
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.membership import follows
-from perdure.orchestrator.observer import Observer, Wakeups
 from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.quarantine import Quarantine
 from perdure.orchestrator.residency import (
@@ -69,14 +67,12 @@ from perdure.orchestrator.residency import (
     EntryRequest,
     RunSlot,
     RunStart,
-    RunTable,
 )
+from perdure.orchestrator.session import Session, log_fault
 from perdure.orchestrator.snapshots import SnapshotReader
 from perdure.ports.appends import extend
 from perdure.ports.blobs import sources_of
-from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Full, append_all
-from perdure.ports.store import Store
 
 T = TypeVar("T")
 
@@ -107,38 +103,28 @@ class Loader:
 
     def __init__(
         self,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        owner: Owner,
-        *,
-        store: Store,
-        clock: Clock,
-        programs: Programs,
-        rules: Rules,
-        serves: Sequence[str] | None,
-        lease_seconds: float,
-        deadline: LeaseDeadline,
+        session: Session,
         services: Services,
+        *,
+        rules: Rules,
+        deadline: LeaseDeadline,
         snapshots: SnapshotReader,
         parking: Parking,
         quarantine: Quarantine,
         locks: RunLocks,
         turns: Turns,
-        observer: Observer,
-        wakeups: Wakeups,
         evict: Callable[[Driver], None],
         settle: Callable[[Driver], None],
         enter_soon: Callable[[str], None],
         stop_broken: Callable[[str, Exception, str], None],
     ) -> None:
-        self._runs, self._lifecycle, self._owner = runs, lifecycle, owner
-        self._store, self._clock, self._programs, self._rules, self._serves = store, clock, programs, rules, serves
-        self._lease_seconds, self._deadline = lease_seconds, deadline
+        self._session, self._runs, self._store, self._clock = session, session.runs, session.store, session.clock
+        self._programs, self._observer, self._wakeups = session.programs, session.observer, session.wakeups
         self._services, self._payloads, self._snapshots = services, services.payloads, snapshots
         self._parking, self._quarantine, self._locks, self._turns = parking, quarantine, locks, turns
-        self._observer, self._wakeups = observer, wakeups
+        self._rules, self._deadline = rules, deadline
         self._evict, self._settle, self._enter_soon, self._stop_broken = evict, settle, enter_soon, stop_broken
-        self._repairs = Repairs(programs)
+        self._repairs = Repairs(session.programs)
         # Called when a run lacks something that the process before this one had; and whether another live orchestrator
         # may continue a run that lacks something here.
         self.on_missing: Callable[[], None] = lambda: None
@@ -167,7 +153,7 @@ class Loader:
             self._runs.move(slot, LOADING)
             self._parking.entered_again.discard(slot.run_id)
             if request.admit is not None:
-                slot.admitted = admitted[slot.run_id] = self._lifecycle.loop.create_future()
+                slot.admitted = admitted[slot.run_id] = self._session.loop.create_future()
         read = ended = False
         try:
             count = await self._bring({slot.run_id: slot for slot in slots}, request)
@@ -192,7 +178,7 @@ class Loader:
     def _accept(self, request: EntryRequest) -> list[RunSlot]:
         """The slots of the runs that may be loaded now. Those that are being loaded are looked at again afterwards."""
         slots: list[RunSlot] = []
-        if self._lifecycle.at_work:
+        if self._session.at_work:
             for run_id in dict.fromkeys(request.run_ids):
                 slot = self._runs.slot(run_id)
                 if slot.state in MAY_ENTER or (slot.state is SUSPECT and request.trial is not None):
@@ -244,7 +230,7 @@ class Loader:
         self._runs.move(slot, STARTING)
         assert slot.accepted is not None
         # In a callback: a body must not be driven from inside the caller's task.
-        self._lifecycle.loop.call_soon(self._begin, slot, new)
+        self._session.loop.call_soon(self._begin, slot, new)
         await slot.accepted
 
     def _begin(self, slot: RunSlot, new: RunStart) -> None:
@@ -257,14 +243,14 @@ class Loader:
             return replay
 
         def record(driver: Driver) -> None:
-            driver.record(new.recorded, self._owner.claim(driver.state))
+            driver.record(new.recorded, self._session.claim(driver.state))
 
         self._seat(slot, opened, record, new.variables)
 
     def _install(self, slot: RunSlot, one: Ready, admit: Queue | None) -> None:
         """Replay a journal and continue from where it ends."""
         self._deadline.enforce()
-        if not self._lifecycle.at_work or slot.state is not LOADING:
+        if not self._session.at_work or slot.state is not LOADING:
             return
 
         def replayed() -> Replay | None:
@@ -289,12 +275,12 @@ class Loader:
         def adopt(driver: Driver) -> None:
             state = driver.state
             resumed = self._parking.unpark(state)
-            claim = [] if self._owner.owns(state) and not resumed else [self._claim(state)]
+            claim = [] if self._session.owns(state) and not resumed else [self._claim(state)]
             admitted = admit if state.epoch == 0 else None
             driver.adopt(*resumed, *claim, *self._locks.renewed(state), admit=admitted)
             self._locks.join(state)
             driver.wake()
-            self._owner.acknowledge(driver)
+            self._session.acknowledge(driver)
 
         error = self._seat(slot, replayed, adopt, self._variables, journal_size(one.batches))
         if error is not None:
@@ -311,7 +297,7 @@ class Loader:
                 self._runs.mark_left(one.run_id)  # it waits in its queue for an engine that can load its program
             elif isinstance(error, UnknownProgram | UnknownVersion) and not isinstance(error, BrokenProgram):
                 self._runs.mark_left(one.run_id)
-                self._lifecycle.spawn(self._leave_or_park(state, error, one))
+                self._session.spawn(self._leave_or_park(state, error, one))
             else:
                 self._park(state, error, one)
         elif slot.driver is not None:
@@ -323,10 +309,10 @@ class Loader:
             return
         run_id = old.run_id
         slot, state = self._runs.slot(run_id), fold(run_id, batches)
-        if state.finished is not None or state.parked is not None or old.adopting or not self._owner.owns(state):
+        if state.finished is not None or state.parked is not None or old.adopting or not self._session.owns(state):
             if state.finished is not None:
                 self._locks.ended(run_id)
-            if state.owner == self._owner.name and state.session != self._owner.session:
+            if state.owner == self._session.name and state.session != self._session.id:
                 self._wakeups.name_in_doubt()
             self._evict(old)
             unclaimed = state.epoch < old.state.epoch
@@ -353,8 +339,8 @@ class Loader:
             new.succeed(old)
             self._locks.join(state)
             self._settle(new)
-            if self._lifecycle.leaving:
-                new.release(self._owner.name)
+            if self._session.leaving:
+                new.release(self._session.name)
 
         error = self._seat(slot, lambda: replay, succeed, old.variables, journal_size(batches))
         if error is not None:
@@ -365,15 +351,15 @@ class Loader:
         if self._runs.may(state.run_id, PARKING):
             slot = self._runs.slot(state.run_id)
             self._runs.move(slot, PARKING)
-            self._lifecycle.spawn(self._park_or_enter(slot, state, error, one))
+            self._session.spawn(self._park_or_enter(slot, state, error, one))
 
     async def _leave_or_park(self, state: RunState, error: UnknownProgram | UnknownVersion, one: Ready) -> None:
         """Release a run with a child that cannot continue here, if another orchestrator has all that it needs."""
         if not await self.others_may_take(one.started, error):
             self._park(state, error, one)
-        elif self._owner.owns(state):
+        elif self._session.owns(state):
             with suppress(StoreUnavailable):  # then it is found again, as one of ours
-                released = extend(state, [RunReleased(self._owner.name)], self._clock.now())
+                released = extend(state, [RunReleased(self._session.name)], self._clock.now())
                 await append_all(self._store.journal, [released])
 
     async def _park_or_enter(self, slot: RunSlot, state: RunState, error: Exception, one: Ready) -> None:
@@ -407,17 +393,17 @@ class Loader:
         """The same error, explained, a part of the journal at a time."""
         _, name, version = executing(one.batches, error.op)
         if self._programs.serves(name, version):
-            await self._lifecycle.in_thread(self._programs.find(name, version).source_map)
+            await self._session.in_thread(self._programs.find(name, version).source_map)
         opened = partial(self._open, one.started, one.run_id, one.batches)
-        return await self._lifecycle.in_turns(explain_parts(error, opened, one.batches, self._programs))
+        return await self._session.in_turns(explain_parts(error, opened, one.batches, self._programs))
 
     async def _with_repair(self, error: Exception, one: Ready) -> Exception:
         """The same divergence with a change of the code that lets this run go on, if there is one."""
         sources, codec = await sources_of(self._store.blobs, one.batches), self._services.codec
         repairing = self._repairs.repair(error, one.batches, sources)
         fit: bool | None = None
-        while isinstance(tried := await self._lifecycle.in_thread(partial(proceed, repairing, fit)), Programs):
-            fit = await self._lifecycle.in_turns(fit_parts(tried, codec, one.run_id, one.started, one.batches))
+        while isinstance(tried := await self._session.in_thread(partial(proceed, repairing, fit)), Programs):
+            fit = await self._session.in_turns(fit_parts(tried, codec, one.run_id, one.started, one.batches))
         return tried
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -441,7 +427,7 @@ class Loader:
     async def inflate(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Sequence[Batch]:
         """A journal with the offloaded values in place that its program needs; all, if it has none here."""
         opened = partial(self._open, started, run_id, batches)
-        return await self._payloads.inflate_needed(batches, opened, self._lifecycle.in_callback)
+        return await self._payloads.inflate_needed(batches, opened, self._session.in_callback)
 
     def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, None]:
         """Raise what would keep a run from continuing here; the caller may pause between parts of a long journal.
@@ -464,7 +450,7 @@ class Loader:
         started = await self._payloads.with_input(batches)
         await self._services.programs.load(started, batches)
         whole = await self.inflate(run_id, started, batches)
-        await self._lifecycle.in_callback(lambda: self._check(run_id, started, whole))
+        await self._session.in_callback(lambda: self._check(run_id, started, whole))
 
     async def explained(self, run_id: str, error: NotDecodable) -> Exception:
         """A value that a run in memory could not decode, as replay of its journal reports it."""
@@ -483,7 +469,7 @@ class Loader:
                 check_inbox(replayed.state, replayed.pending, other_code=True)
                 replayed.check_edits()
             if replayed.state.epoch == 0:
-                replayed.fold(RunClaimed(self._owner.name, 1), batches[-1].at)
+                replayed.fold(RunClaimed(self._session.name, 1), batches[-1].at)
                 if replayed.state.kept is not None:
                     check_retry(replayed, started.id, "failed", batches[-1].at)
         finally:
@@ -511,7 +497,7 @@ class Loader:
                 for one in ours:
                     self._apart(one, lambda one: self._install(slots[one.run_id], one, request.admit))
 
-            await self._lifecycle.in_callback(install)
+            await self._session.in_callback(install)
             missed = [*missed, *late]
             if not missed:
                 break
@@ -524,7 +510,7 @@ class Loader:
     def turn_over(self, run_id: str) -> None:
         """Release the turns of runs whose appends were written or dropped, so that other writers may continue."""
         if self._turns.reset(run_id):
-            self._lifecycle.spawn(self._turns.give_back(run_id))
+            self._session.spawn(self._turns.give_back(run_id))
 
     def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
         """Do something with one run; what goes wrong parks that run, and the others are loaded."""
@@ -533,7 +519,7 @@ class Loader:
         except BaseException as raised:
             error = contained(raised)
             self._runs.mark_parked(one.run_id)
-            self._lifecycle.spawn(self._parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
+            self._session.spawn(self._parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
             return None
 
     async def _read(self, run_ids: Sequence[str]) -> list[Ready]:
@@ -573,9 +559,9 @@ class Loader:
                 one.batches = await self.inflate(one.run_id, one.started, one.batches)
                 break
             except StoreUnavailable:
-                if self._lifecycle.leaving:
+                if self._session.leaving:
                     raise
-                await asyncio.sleep(self._lifecycle.config.store_retry)
+                await asyncio.sleep(self._session.config.store_retry)
             except Exception as error:
                 self._runs.mark_parked(one.run_id)
                 await self._parking.park_unread(one.run_id, str(error))
@@ -599,12 +585,13 @@ class Loader:
             if self.follows_its_owner(one.batches, missing):
                 self.on_missing()
             return False
-        if owner not in (None, self._owner.name) and owner not in dead:
+        if owner not in (None, self._session.name) and owner not in dead:
             self._locks.forget(one.run_id)
             if dead:
-                self._lifecycle.spawn(self._heal(one))
+                self._session.spawn(self._heal(one))
             return False
-        return self._serves is None or one.started.queue in self._serves
+        serves = self._session.serves
+        return serves is None or one.started.queue in serves
 
     def follows_its_owner(self, batches: Sequence[Batch], missing: UnknownProgram | UnknownVersion) -> bool:
         """Whether this process comes after the one that had a run last: what is missing was taken away from it."""
@@ -612,7 +599,7 @@ class Loader:
             for event in reversed(batch.events):
                 if isinstance(event, RunClaimed):
                     has_program = isinstance(missing, UnknownVersion)
-                    return follows(self._owner.name, event.owner, has_program=has_program)
+                    return follows(self._session.name, event.owner, has_program=has_program)
         return False
 
     async def _heal(self, one: Ready) -> None:
@@ -643,13 +630,13 @@ class Loader:
                 sure.append(one)
         missed: list[str] = []
         self._deadline.enforce()
-        if claims and self._lifecycle.at_work:
+        if claims and self._session.at_work:
             outcomes = await append_all(self._store.journal, [append for _, append in claims])
             for (one, append), outcome in zip(claims, outcomes, strict=True):
                 if isinstance(outcome, Appended):
                     one.batches = [*one.batches, *append.batches]
-                    if self._lifecycle.claimed is not None:
-                        self._lifecycle.claimed.add(one.run_id)
+                    if self._session.claimed is not None:
+                        self._session.claimed.add(one.run_id)
                     self._runs.admit(slots[one.run_id])
                     if self._turns.lost:
                         self.turn_over(one.run_id)
@@ -681,11 +668,11 @@ class Loader:
     def _lost_its_owner(self, one: Ready) -> bool:
         """Whether a process may have died of this run: it had an owner, or has been waiting to begin for too long."""
         if one.claim is not None:
-            return (one.claim.owner, one.claim.session) != (self._owner.name, self._owner.session)
+            return (one.claim.owner, one.claim.session) != (self._session.name, self._session.id)
         first = one.batches[0].events
         begun = len(one.batches) > 1 or len(first) > 1
         due = one.started.not_before or one.batches[0].at
-        return not begun and self._clock.now() - due > self._lease_seconds
+        return not begun and self._clock.now() - due > self._session.recovery.ttl
 
     def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
         started, version = state.started, ""
@@ -697,14 +684,14 @@ class Loader:
             version = program.version
             if started.input_blob or bytes(started.input).startswith(b"["):
                 names = positional_names(program.types)
-        return self._owner.claim(state, version, early=early, tried=tried, names=names)
+        return self._session.claim(state, version, early=early, tried=tried, names=names)
 
     def _await_turn(self, slot: RunSlot, state: RunState, turn: Turn) -> None:
         """Leave a run where it is, and see that it is entered again when it may begin, which may be at once."""
         self._runs.move(slot, ABSENT)
         if turn is Turn.AFTER_PARKING:
             # It fits the code again: it waits for its turn.
-            self._lifecycle.spawn(self._resume(state))
+            self._session.spawn(self._resume(state))
         elif turn is Turn.IN_QUEUE:
             self._wakeups.queued()
         elif state.started is not None and state.started.not_before is not None:
@@ -727,7 +714,7 @@ class Loader:
         """
 
         def is_not_advanced(state: RunState) -> bool:
-            return (state.owner not in alive and not self._owner.owns(state)) or self._stands_still(state)
+            return (state.owner not in alive and not self._session.owns(state)) or self._stands_still(state)
 
         late = [r for r in run_ids if r not in self._runs.unreadable and r not in self._runs.drivers]
         ended = 0
@@ -757,11 +744,11 @@ class Loader:
                 continue
             planned = expire(state, now)
             # Without an owner, the open ops are cancelled with the end of the run.
-            owned = state.parked is None and self._owner.owns(state)
+            owned = state.parked is None and self._session.owns(state)
             events = planned.events if owned else planned.events[-1:]
             ends.append((state, extend(state, events, now), planned))
         self._deadline.enforce()
-        if not ends or not self._lifecycle.at_work:
+        if not ends or not self._session.at_work:
             return left, []
         missed: list[str] = []
         outcomes = await append_all(self._store.journal, [append for _, append, _ in ends])
@@ -781,4 +768,4 @@ class Loader:
         """Whether no owner advances a run: it waits to begin, is parked, or waits here for locks it had."""
         if state.epoch == 0 or state.parked is not None:
             return True
-        return self._owner.owns(state) and not self._locks.has_all(state)
+        return self._session.owns(state) and not self._locks.has_all(state)

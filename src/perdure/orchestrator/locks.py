@@ -23,12 +23,11 @@ from perdure.kernel.ids import step_key
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.lifecycle import Lifecycle, Owner
 from perdure.orchestrator.parking import Parking
-from perdure.orchestrator.residency import ABSENT, REGAINING_LOCKS, RunSlot, RunTable
+from perdure.orchestrator.residency import ABSENT, REGAINING_LOCKS, RunSlot
+from perdure.orchestrator.session import Session
 from perdure.ports.appends import extend
-from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Journal, append_one
+from perdure.ports.journal import Append, append_one
 
 # A new owner may claim a run twice; of how many claims before the last one locks may be left.
 FORMER = 2
@@ -43,12 +42,8 @@ class RunLocks:
 
     def __init__(
         self,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        owner: Owner,
+        session: Session,
         locker: Locker,
-        journal: Journal,
-        clock: Clock,
         parking: Parking,
         *,
         enter_soon: Callable[[str], None],
@@ -56,8 +51,8 @@ class RunLocks:
         broke: Callable[[Driver, Exception], None],
         stop_broken: Callable[[str, Exception], None],
     ) -> None:
-        self._runs, self._lifecycle, self._owner, self._locker = runs, lifecycle, owner, locker
-        self._journal, self._clock, self._parking, self._loop = journal, clock, parking, lifecycle.loop
+        self._session, self._runs, self._loop = session, session.runs, session.loop
+        self._locker, self._parking = locker, parking
         self._enter_soon, self._restart, self._broke, self._stop_broken = enter_soon, restart, broke, stop_broken
         self._holds: dict[str, dict[str, Hold]] = {}
         self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
@@ -172,7 +167,7 @@ class RunLocks:
         if driver is None:
             self.forget(run_id)
             return
-        if hold is None or driver.closed or driver.stale or self._lifecycle.closing:
+        if hold is None or driver.closed or driver.stale or self._session.closing:
             return
         try:
             given_up = CancelKey(op) in driver.replay.pending
@@ -258,7 +253,7 @@ class RunLocks:
 
     def _time_left(self, state: RunState) -> float | None:
         deadline = state.started.deadline if state.started is not None else None
-        return None if deadline is None else max(0.0, deadline - self._clock.now())
+        return None if deadline is None else max(0.0, deadline - self._session.clock.now())
 
     async def _claim(self, state: RunState, *, waits: bool) -> bool:
         """Become the owner of a run, and do nothing else with it; False when another append came first.
@@ -268,8 +263,8 @@ class RunLocks:
         until it has them: however many owners end meanwhile, it killed none of them.
         """
         events = list(self._parking.unpark(state))
-        claim = self._owner.claim(state, early=True)
-        if events or not self._owner.owns(state):
+        claim = self._session.claim(state, early=True)
+        if events or not self._session.owns(state):
             events.append(claim)
             claim = msgspec.structs.replace(claim, epoch=claim.epoch + 1)
         if waits:
@@ -277,7 +272,7 @@ class RunLocks:
         return not events or await self._append(state, *events)
 
     async def _append(self, state: RunState, *events: AnyEvent) -> bool:
-        return await append_one(self._journal, extend(state, events, self._clock.now()))
+        return await append_one(self._session.store.journal, extend(state, events, self._session.clock.now()))
 
     def _lost(self, run_id: str, op: str) -> None:
         """A run inside its block no longer holds the lock: stop it, and load it again when it has the lock again."""
@@ -286,7 +281,7 @@ class RunLocks:
 
     def _stop(self, run_id: str) -> None:
         driver = self._runs.drivers.get(run_id)
-        if driver is not None and not self._lifecycle.closing:
+        if driver is not None and not self._session.closing:
             try:
                 self._restart(driver)
             except BaseException as error:
@@ -300,10 +295,10 @@ class RunLocks:
         if waiting:
             await asyncio.wait([task for task, _ in waiting])
         for _, state in waiting:
-            if self._owner.owns(state) and state.parked is None and state.finished is None:
+            if self._session.owns(state) and state.parked is None and state.finished is None:
                 # Where another append came first, the next owner takes the run over as after a crash.
                 with suppress(StoreUnavailable):
-                    await self._append(state, RunReleased(self._owner.name))
+                    await self._append(state, RunReleased(self._session.name))
 
     def close(self) -> None:
         """Stop waiting, and leave what runs hold to their next owners."""

@@ -40,10 +40,9 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.catch_up import CatchUp
 from perdure.orchestrator.inbox import Inbox
-from perdure.orchestrator.lifecycle import Lifecycle, OrchestratorConfig, Owner, log_fault
 from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.locks import RunLocks
-from perdure.orchestrator.observer import Observer, Wakeups
+from perdure.orchestrator.observer import Observer
 from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.quarantine import Quarantine
 from perdure.orchestrator.residency import (
@@ -56,10 +55,9 @@ from perdure.orchestrator.residency import (
     EntryRequest,
     RunSlot,
     RunStart,
-    RunTable,
 )
+from perdure.orchestrator.session import SUSPENDED, OrchestratorConfig, Session, log_fault
 from perdure.orchestrator.snapshots import SnapshotReader, SnapshotTaker
-from perdure.orchestrator.sources import ProgramSources
 from perdure.orchestrator.warm_cache import WarmCache
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
@@ -70,10 +68,6 @@ log = logging.getLogger("perdure")
 
 # How many steps the log names that closing waits for.
 NAMED = 5
-
-_SUSPENDED = "no heartbeat of this engine succeeded in time, and it starts nothing until one does; try again"
-
-_CLOSED = "this engine was closed before the run was in the store; start it again, with the same id"
 
 
 class Taken(Exception):
@@ -103,22 +97,14 @@ class Orchestrator:
         definitions: DefinedPrograms | None = None,
         config: OrchestratorConfig = OrchestratorConfig(),  # noqa: B008 - frozen
     ) -> None:
-        # The queues whose runs it takes; None: all of them, and runs that are in none.
-        self.serves = serves
-        self.store, self.programs, self.recovery, self.clock = store, programs, recovery, clock
+        self.session = session = Session(name, store, programs, clock, recovery, serves, observer, config)
+        self.name, self.store, self.programs, self.clock, self.serves = name, store, programs, clock, serves
+        self.recovery, self.wakeups, self.runs = recovery, session.wakeups, session.runs
+        self.loop, self.spawn, self.in_callback = session.loop, session.spawn, session.in_callback
         self.definitions = definitions or DefinedPrograms(programs)
-        self._config = config
-        self.lifecycle = lifecycle = Lifecycle(name, config)
-        self.sources = ProgramSources(store, programs, lifecycle.spawn)
-        self.owner = Owner(name, sources=self.sources)
-        self.name, self.session = name, self.owner.session
-        self.loop, self.spawn, self.in_callback = lifecycle.loop, lifecycle.spawn, lifecycle.in_callback
-        # Set when another process has been started under the same name: this one has stopped for good.
-        self.retired = lifecycle.retired
-        self._observer, self.wakeups = observer, Wakeups()
-        self.runs = runs = RunTable(lifecycle.loop, self._not_accepted)
+        self._config, self._observer = config, observer
         # The runs in memory, with their drivers.
-        self.active, self._starting = runs.drivers, runs.of(STARTING)
+        self.active, self._starting = self.runs.drivers, self.runs.of(STARTING)
         self.lease_deadline = LeaseDeadline(self.loop, self.suspend, lambda: self.idle)
         runner = StepRunner(codec, clock, max_concurrency, executor, self.lease_deadline, locker, threads)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
@@ -132,69 +118,42 @@ class Orchestrator:
             self._committed,
             self.broke,
             observer.abandoned,
-            self.sources.store,
+            session.sources.store,
             self.definitions,
         )
-        self.turns = Turns(store.leases, clock, holder(name, self.session))
+        self.turns = Turns(store.leases, clock, holder(name, session.id))
         self.snapshots = SnapshotReader(store, recovery.snapshot)
-        self.snapshot_taker = SnapshotTaker(
-            self.snapshots, store, recovery.snapshot, runs, lifecycle, self.owner, clock, self.broke
-        )
-        self.parking = Parking(runs, store, clock, observer.finished)
-        self.inbox = Inbox(runs, lifecycle, self.owner, self.broke)
-        self.warm = WarmCache(runs, lifecycle, self._evict_idle)
+        self.snapshot_taker = SnapshotTaker(self.snapshots, session, self.broke)
+        self.parking = Parking(session)
+        self.inbox = Inbox(session, self.broke)
+        self.warm = WarmCache(session, self._evict_idle)
         self.locks = RunLocks(
-            runs,
-            lifecycle,
-            self.owner,
+            session,
             locker,
-            store.journal,
-            clock,
             self.parking,
             enter_soon=self.enter_soon,
             restart=self.restart,
             broke=self.broke,
             stop_broken=self.stop_broken,
         )
-        self.quarantine = Quarantine(
-            runs,
-            lifecycle,
-            self.owner,
-            recovery,
-            clock,
-            self.parking,
-            self.locks,
-            enter=self.enter,
-            broke=self.broke,
-        )
+        self.quarantine = Quarantine(session, self.parking, self.locks, enter=self.enter, broke=self.broke)
         self.loader = Loader(
-            runs,
-            lifecycle,
-            self.owner,
-            store=store,
-            clock=clock,
-            programs=programs,
+            session,
+            self.services,
             rules=rules,
-            serves=serves,
-            lease_seconds=recovery.ttl,
             deadline=self.lease_deadline,
-            services=self.services,
             snapshots=self.snapshots,
             parking=self.parking,
             quarantine=self.quarantine,
             locks=self.locks,
             turns=self.turns,
-            observer=observer,
-            wakeups=self.wakeups,
             evict=self.evict,
             settle=self._caught_up,
             enter_soon=self.enter_soon,
             stop_broken=self.stop_broken,
         )
         self.catch_up = CatchUp(
-            runs,
-            lifecycle,
-            store.journal,
+            session,
             self.payloads,
             self.turns,
             self.locks,
@@ -206,15 +165,12 @@ class Orchestrator:
             broke=self.broke,
         )
 
-    def _not_accepted(self) -> Exception:
-        return StoreUnavailable(self.store.url, _SUSPENDED if self.suspended else _CLOSED)
-
     # --- runs come in ---------------------------------------------------------------------------------------------
 
     async def start(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
         """Start a run here. Returns when it is accepted, durably; raises Taken when its id is not free."""
-        if self.lifecycle.suspended:
-            raise StoreUnavailable(self.store.url, _SUSPENDED)
+        if self.session.suspended:
+            raise StoreUnavailable(self.store.url, SUSPENDED)
         await self.loader.enter(EntryRequest((run_id,), new=RunStart(started, recorded, copy_context())))
 
     async def enter(self, request: EntryRequest) -> Entered:
@@ -223,7 +179,7 @@ class Orchestrator:
 
     def enter_soon(self, run_id: str) -> None:
         """Bring a run into memory in the background, or have it catch up if it is there."""
-        if self.at_work:
+        if self.session.at_work:
             self.spawn(self._enter_soon(run_id))
 
     async def _enter_soon(self, run_id: str) -> None:
@@ -253,15 +209,15 @@ class Orchestrator:
             runs.admit(runs.slot(run_id))
         if self._observer.committed is not None:
             self._observer.committed(driver.id, append)
-        claimed = self.lifecycle.claimed
+        claimed = self.session.claimed
         if claimed is not None and any(type(e) is RunClaimed for b in append.batches for e in b.events):
             claimed.add(run_id)
         for start in append.starts:
             if start.row is not None and start.row.queue:
                 self.wakeups.queued()
             elif start.row is not None and start.row.program in self.programs:
-                if self.lifecycle.sweep_began is not None:
-                    self.lifecycle.sweep_began.set()
+                if self.session.sweep_began is not None:
+                    self.session.sweep_began.set()
                 else:
                     self.enter_soon(start.run_id)
         if self.quarantine.on_trial:
@@ -289,7 +245,7 @@ class Orchestrator:
                 self._observer.finished(row(state))
         elif driver.idle and _may_leave(state):
             due = state.wake_at
-            if self.lifecycle.sweep_began is not None:
+            if self.session.sweep_began is not None:
                 self._evict_idle(driver)
                 return
             if state.owner is not None and due is not None and due <= self.clock.now() + self._config.idle:
@@ -305,7 +261,7 @@ class Orchestrator:
 
     def _caught_up(self, driver: Driver) -> None:
         """See to a run that has caught up with what other processes appended."""
-        self.owner.acknowledge(driver)
+        self.session.acknowledge(driver)
         if driver.idle:
             self._settle(driver)
 
@@ -390,7 +346,7 @@ class Orchestrator:
                 return
             if isinstance(error, NotDecodable):
                 error = await self.loader.explained(run_id, error)
-            found = await self.parking.park_broken(run_id, error, self.name, lambda: self.at_work)
+            found = await self.parking.park_broken(run_id, error, self.name, lambda: self.session.at_work)
             if found is None:
                 self.runs.refuse(slot, error)
         except Exception as another:
@@ -413,7 +369,7 @@ class Orchestrator:
         assert isinstance(source, Driver)
         refused = self.runs.has(source) and self.runs.refuse(self.runs.slot(source.run_id), error)
         if not refused and isinstance(error, StoreUnavailable):
-            return not self.suspended
+            return not self.session.suspended
         self.evict(source)
         if not refused:
             log.error("run %r cannot be written, and stands still: %s", source.id, error)
@@ -441,28 +397,13 @@ class Orchestrator:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     @property
-    def at_work(self) -> bool:
-        """Whether runs are advanced here."""
-        return self.lifecycle.at_work
-
-    @property
-    def closing(self) -> bool:
-        """Whether it is being closed: it starts nothing then."""
-        return self.lifecycle.closing
-
-    @property
-    def suspended(self) -> bool:
-        """Whether nothing is advanced here until a heartbeat succeeds."""
-        return self.lifecycle.suspended
-
-    @property
     def idle(self) -> bool:
         """Whether nothing here would have to stop if the lease ended: no run is in memory, or holds or wants a lock."""
         return self.runs.empty and self.locks.idle
 
     def suspend(self) -> None:
         """Stop everything: the lease ends, and other orchestrators may take over. What is in the store stays."""
-        if self.at_work:
+        if self.session.at_work:
             log.warning(
                 "orchestrator %s: no heartbeat succeeded in time; stopped %d run%s (another orchestrator may take "
                 "over). Resumes when a heartbeat succeeds",
@@ -473,7 +414,7 @@ class Orchestrator:
             self._stop()
 
     def _stop(self) -> None:
-        self.lifecycle.suspended = True
+        self.session.suspended = True
         self._evict_all()
 
     def _evict_all(self) -> None:
@@ -485,9 +426,9 @@ class Orchestrator:
 
     def resume(self) -> bool:
         """Work again after having been suspended; False when it was not, or may not."""
-        if not self.suspended or self.closing or self.retired.is_set():
+        if not self.session.suspended or self.session.closing or self.session.retired.is_set():
             return False
-        self.lifecycle.suspended = False
+        self.session.suspended = False
         log.warning("orchestrator %s: heartbeat succeeded again; it resumes its runs", self.name)
         return True
 
@@ -499,18 +440,18 @@ class Orchestrator:
             self.name,
         )
         self._stop()
-        self.retired.set()
+        self.session.retired.set()
 
     def abort(self) -> None:
         """Evict everything at once, and write nothing more."""
         self._begin_to_close()
         self.lease_deadline.cancel()
         self._evict_all()
-        self.lifecycle.cancel_tasks()
+        self.session.cancel_tasks()
         self.services.runner.close()
 
     def _begin_to_close(self) -> None:
-        self.lifecycle.closing = self.services.closing = True
+        self.session.closing = self.services.closing = True
 
     async def close(self, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> BaseException | None:
         """Release idle runs, give steps under way the grace to end, then release the rest.
@@ -534,7 +475,7 @@ class Orchestrator:
             await self.in_callback(self._release_all)
             async with asyncio.timeout(self._config.drain):
                 await self.services.writer.drained()
-                await self.sources.stored()
+                await self.session.sources.stored()
         except TimeoutError:
             log.warning(
                 "orchestrator %s: closed before the store took the last events; another orchestrator continues its "
@@ -611,7 +552,7 @@ class Orchestrator:
                 self._release(driver)
 
     def _release_all(self) -> None:
-        self.lifecycle.leaving = True
+        self.session.leaving = True
         for driver in list(self.active.values()):
             self._release(driver)
 

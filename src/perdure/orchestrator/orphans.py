@@ -70,7 +70,7 @@ class Orphans:
         If the store has not changed since a search found no orphans, only a dead orchestrator can create one: then the
         leases alone are read.
         """
-        if not self._orchestrator.at_work:
+        if not self._orchestrator.session.at_work:
             return OrphansReport()
         lease_ended = self._lease_ended.is_set()
         self._lease_ended.clear()

@@ -21,11 +21,10 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.residency import LOADING, PARKED_HERE, REGAINING_LOCKS, RunTable
+from perdure.orchestrator.residency import LOADING, PARKED_HERE, REGAINING_LOCKS
+from perdure.orchestrator.session import Session
 from perdure.ports.appends import extend
-from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
-from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 
@@ -45,10 +44,9 @@ UNPARKED_LOG_SECONDS = 1.0
 class Parking:
     """Parks runs that cannot continue, and marks those that nothing can be appended to."""
 
-    def __init__(
-        self, runs: RunTable, store: Store, clock: Clock, on_parked: Callable[[RunRow | Corrupt], None]
-    ) -> None:
-        self._runs, self._store, self._clock, self._on_parked = runs, store, clock, on_parked
+    def __init__(self, session: Session) -> None:
+        self._runs, self._store, self._clock = session.runs, session.store, session.clock
+        self._on_parked = session.observer.finished
         # Up to where parked runs were searched, newest first, since the last search began.
         self.searched_to: str | None = None
         self._waiting: list[tuple[Append, asyncio.Future[bool | None]]] = []

@@ -18,14 +18,12 @@ from contextlib import suppress
 
 import msgspec
 
-from perdure.config import Recovery
 from perdure.engine.driver import Driver
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, RunClaimed
 from perdure.kernel.policies.quarantine import is_progress, only_waits, owners_without_progress, poisoned
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.lifecycle import Lifecycle, Owner
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.residency import (
@@ -36,9 +34,8 @@ from perdure.orchestrator.residency import (
     Entered,
     EntryRequest,
     RunSlot,
-    RunTable,
 )
-from perdure.ports.clock import Clock
+from perdure.orchestrator.session import Session
 from perdure.ports.journal import Append
 
 try:
@@ -78,21 +75,17 @@ class Quarantine:
 
     def __init__(
         self,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        owner: Owner,
-        recovery: Recovery,
-        clock: Clock,
+        session: Session,
         parking: Parking,
         locks: RunLocks,
         *,
         enter: Callable[[EntryRequest], Awaitable[Entered]],
         broke: Callable[[Driver, Exception], None],
     ) -> None:
-        self._runs, self._lifecycle, self._owner, self._clock = runs, lifecycle, owner, clock
-        self._limit, self._lease, self._config = recovery.quarantine, recovery.ttl, lifecycle.config
+        self._session, self._runs, self._config = session, session.runs, session.config
+        self._limit, self._lease = session.recovery.quarantine, session.recovery.ttl
         self._parking, self._locks, self._enter, self._broke = parking, locks, enter, broke
-        self._suspects = runs.of(SUSPECT)
+        self._suspects = session.runs.of(SUSPECT)
         self._trying = False
         # How many were suspects at once since the first of them came.
         self._most = 0
@@ -106,7 +99,7 @@ class Quarantine:
             # Another process may have tried it meanwhile, and be alive.
             suspect = slot.suspect
             return claim is None or not isinstance(suspect, Suspect) or suspect.state.epoch != claim.epoch
-        owners = owners_without_progress(batches, self._owner.session)
+        owners = owners_without_progress(batches, self._session.id)
         # Two trials find one of up to PARTS * PARTS by the time that the limit is reached.
         if not self._limit or claim is None or len(owners) < max(1, self._limit - 2):
             return False
@@ -116,13 +109,13 @@ class Quarantine:
 
     def begin(self) -> None:
         """Try the suspects, unless that is under way."""
-        if self._suspects and not self._trying and self._lifecycle.at_work:
+        if self._suspects and not self._trying and self._session.at_work:
             self._trying = True
-            self._lifecycle.spawn(self._try_all())
+            self._session.spawn(self._try_all())
 
     async def _try_all(self) -> None:
         try:
-            while self._suspects and self._lifecycle.at_work:
+            while self._suspects and self._session.at_work:
                 try:
                     await self._judge()
                     group = self._next_group()
@@ -147,7 +140,7 @@ class Quarantine:
         for slot in list(self._suspects.values()):
             suspect: Suspect = slot.suspect
             trusted = len(suspect.owners) < self._limit * PATIENT
-            waits = trusted and only_waits(suspect.state, self._clock.now())
+            waits = trusted and only_waits(suspect.state, self._session.clock.now())
             if waits and await self._locks.kept_out(suspect.state):
                 harmless.append(slot)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
@@ -171,13 +164,13 @@ class Quarantine:
 
     async def _live_with_them(self) -> None:
         """Wait until the runs on trial make progress, or until this process has lived with them for long enough."""
-        loop, drivers = self._lifecycle.loop, self._runs.drivers
+        loop, drivers = self._session.loop, self._runs.drivers
         end, most, grew = loop.time() + self._lease, memory(), -self._config.trial
         # Since when all its steps are under way, and the heartbeats of each, by run.
         since: dict[str, float] = {}
         beats: dict[str, list[float]] = {}
         away: set[str] = set()
-        while self.on_trial and self._lifecycle.at_work:
+        while self.on_trial and self._session.at_work:
             now = loop.time()
             if (taken := memory()) - most > GROWTH_BYTES:
                 most, grew = taken, now
@@ -224,12 +217,12 @@ class Quarantine:
             for driver in drivers:
                 if not driver.closed and not driver.stale and driver.state.finished is None:
                     try:
-                        accepted.append(driver.accept(self._owner.claim(driver.state)))
+                        accepted.append(driver.accept(self._session.claim(driver.state)))
                     except BaseException as error:
                         self._broke(driver, contained(error))
 
         if drivers:
-            await self._lifecycle.in_callback(claim)
+            await self._session.in_callback(claim)
         if accepted:
             await asyncio.wait(accepted)
             for one in accepted:

@@ -82,7 +82,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
     seen: set[str] = set()
-    while dead and orchestrator.at_work:
+    while dead and orchestrator.session.at_work:
         # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
         wanted = limit + len(seen) + len(orchestrator.active)
         found = await runs.owned(dead, RunStatus.RUNNING, programs, wanted, orchestrator.serves)
@@ -108,7 +108,7 @@ async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again:
     """
     parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
     cursor = parking.searched_to if page else None
-    while orchestrator.at_work:
+    while orchestrator.session.at_work:
         filter = RunFilter(status=[RunStatus.PARKED], limit=limit, cursor=cursor)
         found = [row for row, _ in await orchestrator.store.runs.list(filter)]
         cursor = found[-1].run_id if len(found) == limit else None

@@ -23,11 +23,11 @@ from perdure.orchestrator.admission import Admission, AdmissionConfig
 from perdure.orchestrator.deadlines import Deadlines, DeadlinesConfig
 from perdure.orchestrator.fit_check import FitCheck, FitCheckConfig
 from perdure.orchestrator.heartbeat import Heartbeat, HeartbeatConfig
-from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.membership import Membership, MembershipConfig
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.orphans import Orphans, OrphansConfig
 from perdure.orchestrator.recovery import recover
+from perdure.orchestrator.session import OrchestratorConfig
 from perdure.orchestrator.timers import Timers, TimersConfig, TimersReport
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 
@@ -73,19 +73,7 @@ class Service:
         self.heartbeat = Heartbeat(orchestrator, membership, config.heartbeat)
         self.timers = Timers(orchestrator, membership, config.timers)
         self.deadlines = Deadlines(orchestrator, membership, config.deadlines)
-        self.admission = Admission(
-            orchestrator.runs,
-            orchestrator.lifecycle,
-            orchestrator.wakeups,
-            orchestrator.store.queues,
-            orchestrator.clock,
-            orchestrator.programs,
-            orchestrator.serves,
-            queues,
-            capacity,
-            orchestrator.enter,
-            config.admission,
-        )
+        self.admission = Admission(orchestrator.session, queues, capacity, orchestrator.enter, config.admission)
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
         self.fit_check = FitCheck(orchestrator, membership, config.fit_check, self.deadlines.see_to)
@@ -175,7 +163,7 @@ class Service:
     async def _repeat(self, duty: Duty[object], first: float, interval: float) -> None:
         await asyncio.sleep(max(0.01, first))
         while True:
-            if self._orchestrator.at_work:
+            if self._orchestrator.session.at_work:
                 await self.duties.perform(duty)
             await asyncio.sleep(interval)
 
@@ -183,7 +171,7 @@ class Service:
         """Heartbeats, until another process has this name."""
         orchestrator = self._orchestrator
         try:
-            while not orchestrator.retired.is_set():
+            while not orchestrator.session.retired.is_set():
                 await self.heartbeat.wait()
                 report = await self.duties.perform(self.heartbeat)
                 if report is None or not report.renewed:
@@ -195,7 +183,7 @@ class Service:
                     orchestrator.spawn(self.duties.perform(again))
                     self.fit_check.request()
         except asyncio.CancelledError:
-            if not self._stopping and not orchestrator.closing:
+            if not self._stopping and not orchestrator.session.closing:
                 # The event loop ends without having closed the engine, and cancels every task. What steps make of
                 # their cancellation is no outcome.
                 orchestrator.abort()
@@ -212,10 +200,10 @@ class Service:
     async def _check_fit(self) -> None:
         while True:
             await self.fit_check.wait()
-            if self._orchestrator.at_work and await self.duties.perform(self.fit_check) is None:
+            if self._orchestrator.session.at_work and await self.duties.perform(self.fit_check) is None:
                 await asyncio.sleep(self._config.restart)
                 self.fit_check.request()
-            elif not self._orchestrator.at_work:
+            elif not self._orchestrator.session.at_work:
                 await asyncio.sleep(self._config.restart)
 
     def _lease_ended(self, key: str) -> None:
@@ -238,7 +226,7 @@ class Service:
         catching_up = FunctionDuty("reading what other processes wrote", orchestrator.catch_up.poll)
         queried, programs_lack = -math.inf, True
         while True:
-            if not orchestrator.at_work:
+            if not orchestrator.session.at_work:
                 self._wake.clear()
                 await self._wake.wait()
                 continue

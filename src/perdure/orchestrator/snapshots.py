@@ -11,10 +11,8 @@ from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.lifecycle import Lifecycle, Owner
-from perdure.orchestrator.residency import RunTable
+from perdure.orchestrator.session import Session
 from perdure.ports.appends import extend
-from perdure.ports.clock import Clock
 from perdure.ports.journal import append_one
 from perdure.ports.store import Store
 
@@ -75,31 +73,21 @@ class SnapshotTaker:
     `broke` parks a run that an error of the engine stopped.
     """
 
-    def __init__(
-        self,
-        reader: SnapshotReader,
-        store: Store,
-        every: int,
-        runs: RunTable,
-        lifecycle: Lifecycle,
-        owner: Owner,
-        clock: Clock,
-        broke: Callable[[Driver, Exception], None],
-    ) -> None:
-        self._reader, self._store, self._every, self._clock = reader, store, every, clock
-        self._runs, self._lifecycle, self._owner, self._broke = runs, lifecycle, owner, broke
+    def __init__(self, reader: SnapshotReader, session: Session, broke: Callable[[Driver, Exception], None]) -> None:
+        self._reader, self._session, self._broke = reader, session, broke
+        self._store, self._runs, self._every = session.store, session.runs, session.recovery.snapshot
         # The runs of which a snapshot is being taken. They may be evicted meanwhile.
         self._taking: set[str] = set()
 
     def take_soon(self, driver: Driver) -> None:
         """Take a snapshot in the background, of what is in the store by now."""
-        if driver.run_id not in self._taking and not self._lifecycle.closing:
+        if driver.run_id not in self._taking and not self._session.closing:
             self._taking.add(driver.run_id)
-            self._lifecycle.spawn(self._take(driver))
+            self._session.spawn(self._take(driver))
 
     async def take(self, driver: Driver) -> None:
         """Take a snapshot that a caller asked for, unless snapshots are off or one is being taken."""
-        if self._every and driver.run_id not in self._taking and not self._lifecycle.closing:
+        if self._every and driver.run_id not in self._taking and not self._session.closing:
             self._taking.add(driver.run_id)
             await self._take(driver)
 
@@ -121,7 +109,7 @@ class SnapshotTaker:
                     except BaseException as error:
                         self._broke(driver, contained(error))
 
-            await self._lifecycle.in_callback(record)
+            await self._session.in_callback(record)
         except StoreUnavailable:
             pass  # retried later: the journal is complete without it
         except Exception as error:
@@ -132,8 +120,8 @@ class SnapshotTaker:
 
     async def _append(self, state: RunState, event: SnapshotTaken) -> None:
         """Record a snapshot of a run that was evicted meanwhile, if it is still ours and nothing else happened."""
-        if state.finished is None and self._owner.owns(state):
-            await append_one(self._store.journal, extend(state, [event], self._clock.now()))
+        if state.finished is None and self._session.owns(state):
+            await append_one(self._store.journal, extend(state, [event], self._session.clock.now()))
 
 
 def _from(batches: Sequence[Batch], seq: int) -> list[Batch]:

@@ -88,7 +88,7 @@ async def sweep(
     was begun by the sweep. `is_held` says of the idempotency key of a step that it waits for another sweep.
     """
     claimed: set[str] = set()
-    orchestrator.lifecycle.claimed = claimed
+    orchestrator.session.claimed = claimed
     seen: set[str] = set()
     counted: list[tuple[str, str]] = []
     in_time = True

@@ -71,7 +71,7 @@ class Timers:
         orchestrator, skip = self._orchestrator, self._membership.others
         programs, queues = orchestrator.programs.taken(), orchestrator.serves
         loaded, waiting = 0, None
-        while orchestrator.at_work:
+        while orchestrator.session.at_work:
             # A due time noted from now on may be missing in the result.
             self._next_due = orchestrator.wakeups.due_at = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)

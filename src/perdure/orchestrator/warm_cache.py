@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from perdure.engine.driver import Driver
-from perdure.orchestrator.lifecycle import Lifecycle
-from perdure.orchestrator.residency import ACTIVE, WARM, RunSlot, RunTable
+from perdure.orchestrator.residency import ACTIVE, WARM, RunSlot
+from perdure.orchestrator.session import Session
 
 # How many idle runs are kept at most.
 WARM_LIMIT = 256
@@ -18,10 +18,10 @@ KNOWN_LIMIT = 10_000
 class WarmCache:
     """The runs that became idle last. `evict` is called with each whose time is over; a busy one stays."""
 
-    def __init__(self, runs: RunTable, lifecycle: Lifecycle, evict: Callable[[Driver], None]) -> None:
+    def __init__(self, session: Session, evict: Callable[[Driver], None]) -> None:
         # In the order in which they came, so that the first is the oldest.
-        self._runs, self._warm, self._evict = runs, runs.of(WARM), evict
-        self._loop, self._seconds = lifecycle.loop, lifecycle.config.warm
+        self._runs, self._warm, self._evict = session.runs, session.runs.of(WARM), evict
+        self._loop, self._seconds = session.loop, session.config.warm
         self._timer: asyncio.TimerHandle | None = None
         # The run_ids of runs that wait here, or did lately, by their ids: messages go by id, and this saves a query.
         self._known: dict[str, str] = {}

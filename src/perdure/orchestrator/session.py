@@ -1,23 +1,35 @@
-"""What all parts of an orchestrator share of its process: who it is as an owner, whether it works, its tasks."""
+"""One process under the name of an orchestrator: what its parts share.
+
+That is what it has (the store, the table of runs), who it is as an owner in journals, whether it works, and its tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from perdure.config import Recovery
 from perdure.engine.driver import Driver
-from perdure.errors import UsageError
+from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.events import RunClaimed
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.observer import Observer, Wakeups
+from perdure.orchestrator.residency import RunTable
 from perdure.orchestrator.sources import ProgramSources
+from perdure.ports.clock import Clock
+from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 T = TypeVar("T")
+
+SUSPENDED = "no heartbeat of this engine succeeded in time, and it starts nothing until one does; try again"
+_CLOSED = "this engine was closed before the run was in the store; start it again, with the same id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +54,28 @@ class OrchestratorConfig:
     """How long the store may take for the last events."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """An orchestrator as journals name it: one process under a name, from its start to its end."""
+class Session:
+    """What the parts of an orchestrator share."""
 
-    name: str
-    session: str = field(default_factory=lambda: secrets.token_hex(4))
-    sources: ProgramSources | None = None
-
-    def owns(self, state: RunState) -> bool:
-        """Whether a run was claimed by this process last."""
-        return state.owner == self.name and state.session == self.session
-
-    def claim(
+    def __init__(
         self,
-        state: RunState,
-        version: str = "",
-        *,
-        early: bool = False,
-        tried: int = 0,
-        names: tuple[str, ...] = (),
-    ) -> RunClaimed:
-        """The event by which this process becomes the owner of a run, or shows that it survived it."""
-        code = "" if self.sources is None else self.sources.changed(state)
-        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names, code, counts=True)
-
-    def acknowledge(self, driver: Driver) -> None:
-        """Record that external events were processed, if no other pending event shows it."""
-        state = driver.state
-        if state.has_external_event and state.finished is None:
-            driver.record(self.claim(state))
-
-
-class Lifecycle:
-    """Whether an orchestrator works, and what it does in the background."""
-
-    def __init__(self, name: str, config: OrchestratorConfig) -> None:
-        self._name, self.config = name, config
+        name: str,
+        store: Store,
+        programs: Programs,
+        clock: Clock,
+        recovery: Recovery,
+        serves: Sequence[str] | None,
+        observer: Observer,
+        config: OrchestratorConfig,
+    ) -> None:
+        self.name, self.id = name, secrets.token_hex(4)
+        self.store, self.programs, self.clock, self.recovery, self.config = store, programs, clock, recovery, config
+        # The queues whose runs it takes; None: all of them, and runs that are in none.
+        self.serves = serves
+        self.observer, self.wakeups = observer, Wakeups()
         self.loop = asyncio.get_running_loop()
+        self.runs = RunTable(self.loop, self._not_accepted)
+        self.sources = ProgramSources(store, programs, self.spawn)
         # No heartbeat succeeded in time: nothing is advanced until one does.
         self.suspended = False
         # It is closing, and starts nothing; and it has abandoned its running steps.
@@ -93,10 +89,43 @@ class Lifecycle:
         self.claimed: set[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    # --- as journals name it --------------------------------------------------------------------------------------
+
+    def owns(self, state: RunState) -> bool:
+        """Whether a run was claimed by this process last."""
+        return state.owner == self.name and state.session == self.id
+
+    def claim(
+        self,
+        state: RunState,
+        version: str = "",
+        *,
+        early: bool = False,
+        tried: int = 0,
+        names: tuple[str, ...] = (),
+    ) -> RunClaimed:
+        """The event by which this process becomes the owner of a run, or shows that it survived it."""
+        code = self.sources.changed(state)
+        return RunClaimed(self.name, state.epoch + 1, self.id, version, early, tried, names, code, counts=True)
+
+    def acknowledge(self, driver: Driver) -> None:
+        """Record that external events were processed, if no other pending event shows it."""
+        state = driver.state
+        if state.has_external_event and state.finished is None:
+            driver.record(self.claim(state))
+
+    # --- whether it works -----------------------------------------------------------------------------------------
+
     @property
     def at_work(self) -> bool:
         """Whether runs are advanced here."""
         return not self.closing and not self.suspended
+
+    def _not_accepted(self) -> Exception:
+        """Why a start was not accepted."""
+        return StoreUnavailable(self.store.url, SUSPENDED if self.suspended else _CLOSED)
+
+    # --- in the background ----------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something in the background. An error is logged, and cancels nothing else."""
@@ -108,7 +137,7 @@ class Lifecycle:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log_fault(error, "orchestrator %s: unexpected error in a background task; others continue", self._name)
+            log_fault(error, "orchestrator %s: unexpected error in a background task; others continue", self.name)
 
     def cancel_tasks(self) -> None:
         """End everything in the background."""
