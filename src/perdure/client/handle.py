@@ -13,14 +13,14 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args
 from msgspec import Raw
 
 from perdure.client.base import StoreClient
-from perdure.client.gateway import RunGateway, decided
+from perdure.client.gateway import RunGateway
 from perdure.client.messages import Messages
 from perdure.client.queries import Queries
 from perdure.client.resting import Answers, Rest, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.events import RunStarted, RunStatus
-from perdure.kernel.inbound import UNDECIDED, AlreadyFinished, Decided, Finished, NotFound, Undecided
+from perdure.kernel.inbound import AlreadyFinished, Finished, NotFound
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
@@ -52,7 +52,7 @@ def _sent(
     """A method of a handle that sends its run what `method` sends to the run of an id."""
 
     async def send(self: RunHandle[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._send(lambda run: method(self._by.messages, run, *args, **kwargs))
+        return await self._send(method, *args, **kwargs)
 
     functools.update_wrapper(send, method)
     itself, _, *parameters = inspect.signature(method).parameters.values()
@@ -182,24 +182,29 @@ class RunHandle(Generic[R]):
                 return found[0]
         raise NoSuchRun(self.id)
 
-    async def _send(self, send: Callable[[str], Awaitable[T]]) -> T:
-        """Send the run something; if it has continued as another run, send it there."""
+    async def _send(
+        self, method: Callable[Concatenate[Messages, str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Send the run something. If it has ended by continuing as another run, that one gets it.
 
-        async def attempt() -> Decided[T] | Undecided:
+        `Messages` follows an id, under which another run may have been started since; a handle follows its own run.
+        """
+        while True:
             current = self._current or self.id
             try:
-                verdict = await send(current)
+                verdict = await method(self._by.messages, current, *args, **kwargs)
             except NoSuchRun:
-                if not self._run_id or (await self._latest()).run_id == current:
-                    raise
-                return UNDECIDED
-            if self._run_id and isinstance(verdict, Finished | AlreadyFinished | NotFound):
-                with suppress(NoSuchRun):
-                    if (await self._latest()).run_id != current:
-                        return UNDECIDED
-            return Decided(verdict)
+                if not await self._continues(current):
+                    raise NoSuchRun(self.id) from None
+            else:
+                if not isinstance(verdict, Finished | AlreadyFinished | NotFound) or not await self._continues(current):
+                    return verdict
 
-        return await decided(attempt)
+    async def _continues(self, run: str) -> bool:
+        """Whether the run has continued as another one since it was known as `run`."""
+        with suppress(NoSuchRun):
+            return bool(self._run_id) and (await self._latest()).run_id != run
+        return False
 
     cancel = _sent(Messages.cancel)
     signal = _sent(Messages.signal)
