@@ -47,9 +47,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -88,6 +88,7 @@ from perdure.ports.appends import OFFLOADABLE, as_kept
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
+T = TypeVar("T")
 
 # How soon to retry something that is due but cannot be done now.
 NOTHING_DUE_SECONDS = 0.1
@@ -611,54 +612,44 @@ class Driver:
 
     def _load(self, key: str, blobs: Collection[str], then: Callable[[Mapping[str, Raw]], None]) -> None:
         """Load values from blobs. Until they are there, nothing is planned."""
-        if key in self._offloading:
-            return
-        self._offloading.add(key)
-
-        def loaded(task: asyncio.Task[dict[str, Raw]]) -> None:
-            try:
-                self._offloading.discard(key)
-                if task.cancelled() or (task.exception() is not None and self.closed):
-                    return
-                values = task.result()
-                if not self.closed:
-                    then(values)
-                    self._pump(None)
-            except BaseException as error:
-                self.broke(contained(error))
-
-        load = self.services.payloads.load_patiently(blobs, self._gone)
-        self.services.loop.create_task(load).add_done_callback(loaded)
+        if key not in self._offloading:
+            self._offload_or_load(key, self.services.payloads.load_patiently(blobs, self._gone), then)
 
     def _load_program(self, command: StartChild) -> None:
         """Make the program of a child of its stored definition. Until it is there, nothing is planned."""
-        self._offloading.add(command.op)
-
-        def loaded(task: asyncio.Task[None]) -> None:
-            try:
-                self._offloading.discard(command.op)
-                if not task.cancelled() and not self.closed:
-                    task.result()
-                    self._keep_value(command, asked=True)
-                    self._pump(None)
-            except BaseException as error:
-                self.broke(contained(error))
-
         load = self.services.programs.load_version(command.program, command.version)
-        self.services.loop.create_task(load).add_done_callback(loaded)
+        self._offload_or_load(command.op, load, lambda _: self._keep_value(command, asked=True))
+
+    def _offload_or_load(self, key: str, work: Coroutine[Any, Any, T], then: Callable[[T], None]) -> None:
+        """Await what the run cannot continue without, and continue after `then` has got it."""
+        self._offloading.add(key)
+
+        def done(found: T | BaseException) -> None:
+            self._offloading.discard(key)
+            if self.closed:
+                return
+            if isinstance(found, BaseException):
+                raise found
+            then(found)
+            self._pump(None)
+
+        self._in_task(work, done)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
         """Offload a value, and call `then` with its blob's id or the error."""
+        self._in_task(self.services.payloads.offload_patiently(data, what, self._gone), then)
 
-        def stored(task: asyncio.Task[str]) -> None:
+    def _in_task(self, work: Coroutine[Any, Any, T], then: Callable[[T | BaseException], None]) -> None:
+        """Await something in a task, and call `then` with its result or error in a callback of the loop."""
+
+        def done(task: asyncio.Task[T]) -> None:
             try:
                 if not task.cancelled():
                     then(task.exception() or task.result())
             except BaseException as error:
                 self.broke(contained(error))
 
-        store = self.services.payloads.offload_patiently(data, what, self._gone)
-        self.services.loop.create_task(store).add_done_callback(stored)
+        self.services.loop.create_task(work).add_done_callback(done)
 
     def _gone(self) -> bool:
         return self.closed and self._successor is None

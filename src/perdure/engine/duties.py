@@ -1,7 +1,8 @@
-"""Background work of one shape: a frozen config, `run_once(now) -> report`, and a report that a test can wait for.
+"""Background work of one shape: a frozen config, and `run_once(now) -> report`.
 
 `Duties.perform` is the one place where a duty begins, ends or fails. It never decides when: a scheduler does, which for
-an engine is `orchestrator/service.py`.
+an engine is `orchestrator/service.py`. The durations by which a duty is done are in its config. A bound that nothing
+sets, such as how long a thread may take to end, is a constant beside the code that it bounds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from perdure.errors import PerdureError
 from perdure.ports.clock import Clock
@@ -56,7 +57,6 @@ class Duties:
         self._subject, self._clock = subject, clock
         # By the name of the duty: how it failed the last time, unless it succeeded.
         self._failures: dict[str, str] = {}
-        self._waiters: dict[str, list[asyncio.Future[Any]]] = {}
 
     async def perform(self, duty: Duty[R]) -> R | None:
         """Perform a duty once. Returns its report, or None when it failed.
@@ -74,17 +74,8 @@ class Duties:
                 log.exception("%s: %s failed with an unexpected error, and is retried", self._subject, duty.name)
         else:
             self._failures.pop(duty.name, None)
-            for waiter in self._waiters.pop(duty.name, ()):
-                if not waiter.done():
-                    waiter.set_result(report)
             return report
         return None
-
-    async def next_report(self, name: str) -> Any:
-        """Wait until a duty has been performed again, and return its report. For tests, in place of sleeping."""
-        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(name, []).append(waiter)
-        return await waiter
 
     def _is_new(self, name: str, error: Exception) -> bool:
         failure = f"{type(error).__name__}: {error}"

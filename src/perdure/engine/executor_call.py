@@ -20,7 +20,6 @@ import msgspec
 
 from perdure.engine.resources import Place, resources_here
 from perdure.engine.step_context import StepContext, current
-from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
 from perdure.kernel.context import RunContext
 from perdure.kernel.values.codec import Codec
@@ -57,12 +56,14 @@ class RemoteError(Exception):
 class Job:
     """One attempt, ready to be called."""
 
-    __slots__ = ("args", "begun", "context", "fn", "kwargs", "step", "timeout")
+    __slots__ = ("args", "begun", "context", "fn", "generator", "kwargs", "step", "timeout")
 
     def __init__(
         self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
     ) -> None:
         self.fn, self.args, self.kwargs, self.step, self.context = fn, args, kwargs, step, context
+        # Of a step that is a generator: `fn` consumes it, in this process.
+        self.generator: Callable[..., Any] | None = None
         # Called, from any thread, right before the function; and its timeouts from then on.
         self.begun: Callable[[], None] | None = None
         self.timeout: float | None = None
@@ -74,6 +75,11 @@ class Job:
         return self.context.run(_call, self.fn, self.args, self.kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.generator is not None:
+            raise UsageError(
+                f"the step {self.generator.__qualname__} is a generator, and the engine's executor would run it in "
+                "another process, from where nothing can be shown; make it an async generator, or return a list"
+            )
         module, name = self.fn.__module__, self.fn.__qualname__
         if "<" in name:
             raise UsageError(
@@ -96,24 +102,6 @@ class Job:
             dict(self.step.patches),
         )
         return _Named, (module, name, self.args, self.kwargs, step, self.timeout)
-
-
-class GeneratorJob(Job):
-    """An attempt of a step that is a generator."""
-
-    __slots__ = ()
-
-    def __call__(self) -> Any:
-        """Emit each value that the function yields, and return them all."""
-        if self.begun is not None:
-            self.begun()
-        return self.context.run(_call, drain_in_thread, [self.fn, self.args, self.kwargs, self.step], {})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise UsageError(
-            f"the step {self.fn.__qualname__} is a generator, and the engine's executor would run it in another "
-            "process, from where nothing can be shown; make it an async generator, or return a list"
-        )
 
 
 def follow_parent() -> None:

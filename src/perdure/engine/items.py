@@ -117,7 +117,7 @@ class ItemBlobs:
 
     def elsewhere(self) -> PartReader | None:
         """What reads them in another process; None if only this process can."""
-        return None if self.reopen is None else _Elsewhere(self.reopen)
+        return None if self.reopen is None else _Aside(self.reopen)
 
     async def store(self, items: Iterable[Any], codec: Codec, what: str, of: Any = Any) -> Items[Any]:
         """Write items as they come."""
@@ -296,7 +296,10 @@ async def stored(value: Any, blobs: ItemBlobs, codec: Codec, what: str) -> Any:
 
 
 class _Aside:
-    """A thread with an event loop and a connection to the store of its own."""
+    """Reads items by a connection of its own, in a thread with an event loop: beside a blocked one, or elsewhere.
+
+    Sent to another process, it connects there.
+    """
 
     def __init__(self, reopen: Callable[[], Store]) -> None:
         self._reopen = reopen
@@ -304,6 +307,19 @@ class _Aside:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Aside, (self._reopen,)
+
+    def elsewhere(self) -> PartReader:
+        """A reader for yet another process."""
+        return _Aside(self._reopen)
+
+    async def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
+        """The elements of parts."""
+        for part in parts:
+            for item in elements(part, self.read(part.blob)):
+                yield item
 
     def read(self, blob: str) -> bytes:
         """The bytes of a blob. Raises Corrupt if it is missing."""
@@ -342,33 +358,6 @@ class _Aside:
                 await self._store.close()
         finally:
             asyncio.get_running_loop().stop()
-
-
-class _Elsewhere:
-    """Reads items in a process to which they were sent."""
-
-    def __init__(self, reopen: Callable[[], Store]) -> None:
-        self._reopen = reopen
-        self._aside: _Aside | None = None
-
-    async def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
-        """The elements of parts."""
-        for part in parts:
-            for item in elements(part, self.read(part.blob)):
-                yield item
-
-    def read(self, blob: str) -> bytes:
-        """The bytes of a blob."""
-        if self._aside is None:
-            self._aside = _Aside(self._reopen)
-        return self._aside.read(blob)
-
-    def elsewhere(self) -> PartReader:
-        """The same, in yet another process."""
-        return _Elsewhere(self._reopen)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Elsewhere, (self._reopen,)
 
 
 def _found(blob: str, data: bytes | None) -> bytes:

@@ -50,6 +50,12 @@ _REPORT, _KEEP = "<report>:0", "<keep>:0"
 _PLAIN = Codec()
 
 
+def _own_step(op: str, fn: Callable[[], Awaitable[Any]], of: bytes) -> RunStep:
+    """A step of the engine's own, tried until the store is available. `of` tells calls apart."""
+    spec = StepSpec(fn.__name__, fn, retry=_UNTIL_REPORTED, asynchronous=True)
+    return RunStep(op, spec, b"[]", inputs_hash(of))
+
+
 class RemoteStep(Program):
     """The program of one remote step."""
 
@@ -122,8 +128,7 @@ class RemoteStepRun:
         async def report() -> str:
             return await self._report(self._parent, outcome)
 
-        spec = StepSpec("report", report, retry=_UNTIL_REPORTED, asynchronous=True)
-        return RunStep(_REPORT, spec, b"[]", inputs_hash(msgspec.json.encode(outcome)))
+        return _own_step(_REPORT, report, msgspec.json.encode(outcome))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -209,15 +214,13 @@ class ChunkRun:
         async def keep() -> int:
             return await self._program.keep(self._run_id, self._started)
 
-        spec = StepSpec("keep", keep, retry=_UNTIL_REPORTED, asynchronous=True)
-        return RunStep(_KEEP, spec, b"[]", inputs_hash(b""))
+        return _own_step(_KEEP, keep, b"")
 
     def _reporting(self, end: Finish) -> RunStep:
         async def report() -> str:
             return await self._program.report(self._started.parent, await self._outcome(end))
 
-        spec = StepSpec("report", report, retry=_UNTIL_REPORTED, asynchronous=True)
-        return RunStep(_REPORT, spec, b"[]", inputs_hash(end.value))
+        return _own_step(_REPORT, report, end.value)
 
     async def _outcome(self, end: Finish) -> Outcome:
         if end.status is RunStatus.BAILED:

@@ -9,13 +9,13 @@ from concurrent.futures import BrokenExecutor, Executor
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.engine.executor_call import GeneratorJob, Job, Raised
+from perdure.engine.executor_call import Job, Raised
 from perdure.engine.fallback import fall_back
 from perdure.engine.items import ItemBlobs, ItemWriter, collect, collect_in_thread, element, stored
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import AttemptOwner, StepContext, current
-from perdure.engine.streams import drain
+from perdure.engine.streams import drain, drain_in_thread
 from perdure.engine.threads import DEFAULT_THREADS, Threads
 from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
 from perdure.kernel.commands import RunStep, StepSpec
@@ -353,13 +353,14 @@ class StepRunner:
             if spec.generator:
                 return self._contained(drain, [spec.fn, args, kwargs, step], {})
             return self._contained(spec.fn, args, kwargs)
-        if spec.generator and spec.items:
-            assert self.items is not None
-            writing = [spec.fn, args, kwargs, step, self._writer(attempt), self.items]
-            job = Job(collect_in_thread, writing, {}, step, context.copy())
-        else:
-            kind = GeneratorJob if spec.generator else Job
-            job = kind(spec.fn, args, kwargs, step, context.copy())
+        fn: Callable[..., Any] = spec.fn
+        if spec.generator:
+            args, kwargs = [spec.fn, args, kwargs, step], {}
+            fn = drain_in_thread
+            if spec.items:
+                args, fn = [*args, self._writer(attempt), self.items], collect_in_thread
+        job = Job(fn, args, kwargs, step, context.copy())
+        job.generator = spec.fn if spec.generator else None
         job.begun, job.timeout = begun, spec.timeout
         return self._call(job, spec, attempt)
 
