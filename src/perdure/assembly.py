@@ -43,9 +43,8 @@ from perdure.kernel.ids import BATCH, BUILT_IN
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue, check_queue
-from perdure.kernel.policies.reuse import Reuse
-from perdure.kernel.policies.rule_names import check_program, unknown_rule_names
-from perdure.kernel.policies.rules import RulesLike, rules_of
+from perdure.kernel.policies.rules import RulesLike, check_program, rules_of, unknown_rule_names
+from perdure.kernel.policies.start_options import Reuse
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow

@@ -13,9 +13,9 @@ from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.history.upgrade import fit_parts
+from perdure.kernel.parts import result_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.turns import result_of
 from perdure.kernel.values.codec import Codec
 from tests.divergence import shop
 from tests.divergence.harness import Code, replay

@@ -45,8 +45,8 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.queues import Queue
-from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.policies.start_options import Reuse
 from perdure.kernel.program import Program
 from perdure.kernel.schedules.schedule import CatchUp, Overlap
 from perdure.kernel.streams import StreamMode

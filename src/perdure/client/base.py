@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.client.folded import FoldedJournals
 from perdure.client.locks import Locks
@@ -24,7 +25,7 @@ from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
-from perdure.kernel.policies.reuse import Reuse, decide
+from perdure.kernel.policies.start_options import Reuse, decide
 from perdure.kernel.projection import RunRow, child_row
 from perdure.kernel.state import fold
 from perdure.kernel.structures import NoStructures, Structures
@@ -36,6 +37,10 @@ from perdure.ports.store import Store
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Program
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class StoreClient:
@@ -236,3 +241,15 @@ class KeptBlobs:
         if not (blob_id.isascii() and blob_id.isalnum()):
             return None  # it is no hash, and stores would take it in ways of their own
         return await self._store.blobs.get(blob_id)
+
+
+def delegated(
+    part: str, method: Callable[Concatenate[S, P], Awaitable[T]]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """A method of a client that is one of its parts: `method` of the object in the attribute `part`."""
+
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(getattr(self, part), *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call

@@ -18,9 +18,8 @@ from perdure.kernel.ids import BATCH, check_name
 from perdure.kernel.invocation import Invocation, WrongCall
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durations import Duration
-from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rules import RulesLike
-from perdure.kernel.policies.start_options import at_least_one
+from perdure.kernel.policies.start_options import Reuse, at_least_one
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import Items

@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from importlib import import_module
 from typing import Any, Literal, TypeVar, Unpack, cast, get_args, overload
 
-from perdure.client.base import StoreClient
+from perdure.client.base import StoreClient, delegated
 from perdure.client.batches import Batches
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import CompactReport, compact
 from perdure.client.definitions import Definitions
-from perdure.client.delegation import delegated
 from perdure.client.forking import Forks
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
@@ -37,8 +36,8 @@ from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplica
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durations import Duration
-from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.policies.start_options import Reuse
 from perdure.kernel.program import Program
 from perdure.kernel.schedules.schedule import CatchUp, Overlap
 

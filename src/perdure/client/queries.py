@@ -64,7 +64,7 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import BATCH, BUILT_IN, check_cursor, flaw_of, step_key
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.resting import questions
-from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.policies.start_options import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold

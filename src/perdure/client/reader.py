@@ -7,8 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from perdure.client.base import KeptBlobs, StoreClient
-from perdure.client.delegation import delegated
+from perdure.client.base import KeptBlobs, StoreClient, delegated
 from perdure.client.gateway import RunGateway, StoreGateway
 from perdure.client.locks import Locks
 from perdure.client.queries import Queries, RunFilters

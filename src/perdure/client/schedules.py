@@ -21,10 +21,8 @@ from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Duplicate, Unde
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
-from perdure.kernel.policies.rule_names import run_rules
-from perdure.kernel.policies.rules import RulesLike
-from perdure.kernel.policies.start_options import at_least_one, placed, seconds
-from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.policies.rules import RulesLike, run_rules
+from perdure.kernel.policies.start_options import at_least_one, checked_tags, placed, seconds
 from perdure.kernel.projection import RunRow
 from perdure.kernel.schedules import schedule as kernel
 from perdure.kernel.schedules.schedule import (

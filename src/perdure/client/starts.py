@@ -28,11 +28,17 @@ from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invoc
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.durations import Duration
-from perdure.kernel.policies.reuse import Reuse, decide
-from perdure.kernel.policies.rule_names import run_rules
-from perdure.kernel.policies.rules import RulesLike
-from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
-from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.policies.rules import RulesLike, run_rules
+from perdure.kernel.policies.start_options import (
+    Place,
+    Reuse,
+    at_least_one,
+    checked_tags,
+    debounced_id,
+    decide,
+    placed,
+    seconds,
+)
 from perdure.kernel.program import Program
 from perdure.kernel.values.items import has_references
 

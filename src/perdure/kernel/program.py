@@ -15,8 +15,7 @@ from perdure.kernel.divergence.model import Divergence, OpView, Raised
 from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import AnyEvent, RunStarted
-from perdure.kernel.policies.rule_names import UNKNOWN, StepNames
-from perdure.kernel.policies.rules import NONE, Rules
+from perdure.kernel.policies.rules import NONE, UNKNOWN, Rules, StepNames
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature
 

@@ -20,8 +20,8 @@ import msgspec
 
 from perdure.engine.driver import Driver
 from perdure.errors import StoreUnavailable
+from perdure.kernel.claims import is_progress, only_waits, owners_without_progress, poisoned
 from perdure.kernel.events import Batch, RunClaimed
-from perdure.kernel.policies.quarantine import is_progress, only_waits, owners_without_progress, poisoned
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.locks import RunLocks

@@ -13,7 +13,7 @@ from perdure.config import Flows, Limits, Queue, Rate, Recovery, Retention
 from perdure.errors import InvalidSettings, UsageError
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.policy import suggest
-from perdure.kernel.policies.reuse import decide
+from perdure.kernel.policies.start_options import decide
 from perdure.kernel.streams import stream_mode
 from perdure.settings.files import PYPROJECT, Path, Source, read_file, read_table
 from perdure.settings.keys import EACH, KEYS, Kind, read_section, read_value

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.policies.rule_names import StepNames
+from perdure.kernel.policies.rules import StepNames
 
 # The limit of objects that are visited.
 MOST = 1000

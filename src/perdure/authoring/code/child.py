@@ -13,10 +13,8 @@ from perdure.errors import UsageError
 from perdure.kernel.commands import StartOptions
 from perdure.kernel.ids import MAX_ID, check_id, flaw_of
 from perdure.kernel.invocation import Invocation, check_invocation
-from perdure.kernel.policies.rule_names import run_rules
-from perdure.kernel.policies.rules import RulesLike
-from perdure.kernel.policies.start_options import at_least_one, placed
-from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.policies.rules import RulesLike, run_rules
+from perdure.kernel.policies.start_options import at_least_one, checked_tags, placed
 
 T = TypeVar("T")
 

@@ -27,8 +27,7 @@ from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import RunStarted
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
-from perdure.kernel.policies.rule_names import StepNames
-from perdure.kernel.policies.rules import NONE
+from perdure.kernel.policies.rules import NONE, StepNames
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.arguments import DEFAULT, bind, defaults_of, raw_by_name
 from perdure.kernel.values.codec import Codec

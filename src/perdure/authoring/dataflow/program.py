@@ -19,7 +19,7 @@ from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import RunStarted
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
-from perdure.kernel.policies.rule_names import StepNames
+from perdure.kernel.policies.rules import StepNames
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
 

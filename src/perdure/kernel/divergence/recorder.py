@@ -25,10 +25,10 @@ from perdure.kernel.divergence.source_map import NO_SOURCE
 from perdure.kernel.divergence.undecodable import at_path, explain_undecodable
 from perdure.kernel.events import AnyEvent, Batch, ChildFinished, ChildStarted, WaitResolved
 from perdure.kernel.misfits import check_inbox
+from perdure.kernel.parts import result_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program, Watchable
 from perdure.kernel.replay import OfOp, Replay, Resolve
-from perdure.kernel.turns import result_of
 from perdure.kernel.values.failures import type_name
 
 # After how many events of a journal there is a pause.

@@ -19,9 +19,9 @@ from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.undecodable import explain_narrowed
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.misfits import narrowed
+from perdure.kernel.parts import result_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.turns import result_of
 from perdure.kernel.values.codec import Codec
 
 

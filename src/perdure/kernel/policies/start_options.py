@@ -1,11 +1,13 @@
-"""Check the options of a start: queue, key, priority, debounce and durations."""
+"""Check the options of a start: queue, key, priority, debounce, durations, tags, and what becomes of a used id."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from perdure.errors import UsageError
-from perdure.kernel.ids import check_id
+from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import WrongValue, check_id, check_text, flaw_of
 from perdure.kernel.policies.durations import ENDLESS, Duration, duration
 from perdure.kernel.policies.queues import check_key, check_priority, check_queue
 
@@ -56,3 +58,47 @@ def at_least_one(value: int | None, option: str = "max_concurrency") -> int | No
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UsageError(f"{option}={value!r} must be at least 1")
     return value
+
+
+Reuse = Literal["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running"]
+Decision = Literal["create", "return", "reject", "replace"]
+_REUSES = get_args(Reuse)
+
+
+def decide(reuse: Reuse, existing: RunStatus | None) -> Decision:
+    """Create a new run, return the existing run, reject the start, or terminate the existing run and replace it."""
+    if reuse not in _REUSES:
+        raise WrongValue(f"reuse={reuse!r} is none of {', '.join(map(repr, _REUSES))}")
+    if existing is None:
+        return "create"
+    if reuse == "return_existing":
+        return "return"
+    if reuse == "allow_if_failed":
+        return "create" if existing in (RunStatus.FAILED, RunStatus.CANCELLED) else "reject"
+    if reuse == "terminate_running":
+        return "create" if existing.finished else "replace"
+    return "reject"
+
+
+# Limits, because every listed row carries its tags.
+MAX_TAGS, MAX_TAG_NAME = 64, 200
+
+
+def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
+    """The tags as they are stored, None for none; or UsageError."""
+    if tags is None:
+        return None
+    if not isinstance(tags, dict):
+        raise UsageError(f"tags={tags!r:.80} must be a dict of names and values, such as tags={{'team': 'billing'}}")
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
+        raise UsageError(f"tags={tags!r:.200}: names and values of tags are strings")
+    if len(tags) > MAX_TAGS:
+        raise UsageError(f"there are {len(tags):,} tags, and {MAX_TAGS} is the limit; put the rest into the input")
+    for name, value in tags.items():
+        flaw = flaw_of(name, MAX_TAG_NAME)
+        if flaw is not None:
+            raise UsageError(f"the name of the tag {name[:60]!r} {flaw}; choose a short name, such as 'team'")
+        if check_text(value, f"the value of the tag {name!r}").isprintable() or "\0" not in value:
+            continue
+        raise UsageError(f"the value of the tag {name!r} holds a NUL, which not every store can keep: {value[:60]!r}")
+    return dict(tags) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.kernel.events import RunStatus
-from perdure.kernel.policies.reuse import Decision, Reuse, decide
+from perdure.kernel.policies.start_options import Decision, Reuse, decide
 
 OPEN = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING, RunStatus.PAUSED, RunStatus.PARKED)
 LOST = (RunStatus.FAILED, RunStatus.CANCELLED)

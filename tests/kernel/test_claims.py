@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
+from perdure.kernel.claims import only_waits, owners_without_progress, poisoned
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
@@ -23,7 +24,6 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.policies.quarantine import only_waits, owners_without_progress, poisoned
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import Failure
 
