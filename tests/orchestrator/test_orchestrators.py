@@ -228,6 +228,27 @@ async def test_the_end_of_another_is_heard_of_at_once() -> None:
         assert await handle.result(PATIENCE) == "done"
 
 
+def test_a_lease_that_an_orchestrator_finds_when_it_starts_is_awaited_until_it_ends() -> None:
+    """Its holder may have sent its last heartbeat before there was anyone to be notified of it."""
+    sim = Simulation()
+    rarely = Recovery(grace=0, lease=14, check_interval=3600)
+
+    async def dies() -> None:
+        engine = await sim.engine([resting], name="first", recovery=rarely).open()
+        await engine.start(resting("x", 1e6), id="x")
+        await sim.advance(seconds=1)
+
+    async def takes_over() -> None:
+        async with sim.engine([resting], name="second", recovery=rarely) as engine:
+            await sim.advance(seconds=16)
+            view = await engine.get("x")
+            assert view is not None
+            assert view.owner == "second"
+
+    sim.play(dies())
+    sim.play(takes_over())
+
+
 async def test_a_row_that_names_the_wrong_owner_follows_the_journal_in_both_directions() -> None:
     store = MemoryStore()
     async with Engine(store, [resting], name="first", recovery=AT_ONCE) as first:

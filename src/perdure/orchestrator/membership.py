@@ -104,6 +104,8 @@ class Membership:
         self.others: list[str] = []
         # When the lease of each of them ends, unless it is renewed.
         self.expires: dict[str, float] = {}
+        # The same for those that may have sent their last heartbeat before this orchestrator could notice it.
+        self._awaited: dict[str, float] = {}
 
     async def join(self) -> None:
         """Acquire the lease on the name. A process that holds it has to stop: it is superseded."""
@@ -211,6 +213,17 @@ class Membership:
         ends = {orchestrator_name(lease.key): lease.expires for lease in live}
         self.expires = {name: at for name, at in ends.items() if name != self.name}
         self.others = list(self.expires)
+        # One that has sent a heartbeat since is watched from now on, and one whose lease has ended is found.
+        self._awaited = {name: at for name, at in self._awaited.items() if self.expires.get(name) == at}
+
+    def await_end(self, name: str) -> None:
+        """Have `next_end` count the lease that another orchestrator has now."""
+        if name in self.expires:
+            self._awaited[name] = self.expires[name]
+
+    def next_end(self) -> float | None:
+        """In how many seconds the first of the awaited leases ends."""
+        return min(self._awaited.values()) - self._clock.now() if self._awaited else None
 
     async def served_programs(self) -> set[str]:
         """The programs of which another live orchestrator takes every run, by their registrations."""

@@ -19,6 +19,10 @@ class OrphansConfig:
     jitter: float = 0.25
     """The largest deviation from that interval, as a part of it: orchestrators that were started together search at
     different times."""
+    late: float = 0.2
+    """How long after the end of an awaited lease it counts as ended: a heartbeat may be under way."""
+    shortest: float = 1.0
+    """How long an orchestrator waits at least for the end of such a lease: reading the leases may fail."""
     longest_delay: float = 0.2
     """How long an orchestrator waits at most, by chance, after the lease of another has ended: one takeover will do."""
     lease_checks: int = 4
@@ -58,6 +62,9 @@ class Orphans:
         """Wait until the next search is due."""
         interval = self._orchestrator.recovery.check_interval
         interval = max(0.01, interval * (1 + self._config.jitter * self._random.uniform(-1, 1)))
+        ends = self._membership.next_end()
+        if ends is not None:
+            interval = min(interval, max(self._config.shortest, ends + self._config.late))
         with suppress(TimeoutError):
             async with asyncio.timeout(interval):
                 await self._lease_ended.wait()

@@ -37,9 +37,11 @@ async def recover_at_start(orchestrator: Orchestrator, membership: Membership) -
         await recover(orchestrator, membership, startup=True)
 
 
-def _log_awaited_leases(membership: Membership, owners: Sequence[str]) -> None:
-    """Log which live orchestrators have runs: if one of them is gone, takeover waits for its lease to end."""
+def _await_leases(membership: Membership, owners: Sequence[str]) -> None:
+    """Await and log the leases of live orchestrators that have runs: one that is gone has its lease until it ends."""
     others = [owner for owner in owners if owner in membership.others]
+    for owner in others:
+        membership.await_end(owner)
     for owner in others[:WARNINGS]:
         left = membership.lease_left(owner)
         if left is not None:
@@ -75,7 +77,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
     if startup or any(owner != orchestrator.name for owner in owners):
         await membership.refresh()
     if startup:
-        _log_awaited_leases(membership, owners)
+        _await_leases(membership, owners)
     # This orchestrator's own name too: at start-up it belongs to a process that is gone, and later the store may have
     # runs of it that it does not know of, because their start was stored and the answer was lost.
     dead = [owner for owner in owners if owner not in membership.others]
