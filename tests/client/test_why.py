@@ -13,6 +13,7 @@ from perdure import (
     Queue,
     Recovery,
     Retry,
+    Start,
     Why,
     approval,
     call,
@@ -172,6 +173,27 @@ async def test_several_reasons_are_counted() -> None:
         assert reasons[by_child["naps"].run_id].kind == "timer"
 
 
+async def test_a_branch_is_named_only_if_the_program_has_named_it() -> None:
+    async def audit() -> Any:
+        return await wait_signal("checked")
+
+    @workflow
+    async def branches() -> None:
+        await asyncio.gather(audit(), wait_signal("paid"))
+
+    @workflow
+    async def plain() -> None:
+        await asyncio.gather(wait_signal("paid"), sleep(60))
+
+    recorded = Recorded()
+    async with Engine("memory://", [branches, plain], on_commit=recorded) as engine:
+        _ = await engine.start(branches(), id="branches")
+        _ = await engine.start(plain(), id="plain")
+        await eventually(lambda: sum(isinstance(e, WaitOpened) for e in recorded.events) == 4)
+        assert await said(engine, "branches") == "for signal `checked` in audit:0 (and 1 more)"
+        assert await said(engine, "plain") == "for signal `paid` (and 1 more)"
+
+
 async def test_a_run_that_waits_for_a_lock_says_who_holds_it(any_store: Store) -> None:
     recorded = Recorded()
     async with Engine(any_store, ALL, on_commit=recorded) as engine:
@@ -192,12 +214,43 @@ async def test_a_queued_run_says_how_many_come_before_it(any_store: Store) -> No
             _ = await engine.start(naps(), id=f"n{n}", queue="mail")
         while (await engine.queues())[0].running == 0:
             await asyncio.sleep(0)
-        assert await said(engine, "n1") == "next in queue `mail`, 1 of it under way"
+        assert await said(engine, "n1") == "next in queue `mail` (1 running)"
         assert await said(engine, "n3") == "queued behind 2 in `mail`"
         _ = await engine.start(naps(), id="urgent", queue="mail", priority=9)
         assert await said(engine, "n3") == "queued behind 3 in `mail`"
         _ = await engine.start(naps(), id="later", queue="mail", delay=60)
-        assert (await said(engine, "later")).startswith("not until ")
+        assert (await said(engine, "later")).startswith("delayed until ")
+
+
+async def test_runs_that_were_queued_together_say_their_places(any_store: Store) -> None:
+    async with Engine(any_store, ALL, queues=[Queue("mail", concurrency=1)]) as engine:
+        await engine.start_many(Start(naps(), id=f"n{n}", queue="mail") for n in range(5))
+        while (await engine.queues())[0].running == 0:
+            await asyncio.sleep(0)
+        page = await engine.list(status="queued")
+        reasons = await engine.reasons(page)
+        assert [str(reasons[run.run_id]) for run in page] == [
+            "queued behind 3 in `mail`",
+            "queued behind 2 in `mail`",
+            "queued behind 1 in `mail`",
+            "next in queue `mail` (1 running)",
+        ]
+
+
+async def test_a_queue_that_is_too_long_to_be_read_is_counted_as_far_as_it_was(
+    any_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.client.queries.QUEUED_READ", 3)
+    async with Engine(any_store, ALL, queues=[Queue("mail", concurrency=1)]) as engine:
+        await engine.start_many(Start(naps(), id=f"n{n}", queue="mail") for n in range(10))
+        while (await engine.queues())[0].running == 0:
+            await asyncio.sleep(0)
+        assert {id: await said(engine, id) for id in ("n1", "n3", "n5", "n9")} == {
+            "n1": "next in queue `mail` (1 running)",
+            "n3": "queued behind 2 in `mail`",
+            "n5": "queued behind at least 3 in `mail`",
+            "n9": "queued behind at least 3 in `mail`",
+        }
 
 
 async def test_a_run_whose_program_nobody_has_says_so(any_store: Store) -> None:

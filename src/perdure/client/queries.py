@@ -259,12 +259,16 @@ class Queries:
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
         """What there is beside these runs: one question for each kind that is needed."""
         now = self._base.clock.now()
-        queues = {run.queue for run in runs if run.queue and run.status is RunStatus.QUEUED}
-        queued = {}
-        for queue in queues:
-            filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ)
-            queued[queue] = [row for row, _ in await self._base.store.runs.list(filter)]
-        stats = await self._base.store.queues.stats() if queues else ()
+        newest: dict[str, str] = {}
+        for run in runs:
+            if run.queue and run.status is RunStatus.QUEUED:
+                newest[run.queue] = max(newest.get(run.queue, ""), run.run_id)
+        queued, cut = {}, set()
+        for queue, run_id in newest.items():
+            queued[queue], whole = await self._queued(queue, run_id)
+            if not whole:
+                cut.add(queue)
+        stats = await self._base.store.queues.stats() if newest else ()
         return World(
             now=now,
             orchestrators=alive(await self._base.leases.live(ORCHESTRATOR, now)),
@@ -273,8 +277,20 @@ class Queries:
                 {lock.key for state in states for lock in (*state.lock_waits.values(), *state.locks.values())}
             ),
             queued=queued,
+            cut=frozenset(cut),
             under_way={one.queue: one.running for one in stats},
         )
+
+    async def _queued(self, queue: str, newest: str) -> tuple[list[RunRow], bool]:
+        """Queued runs of a queue, and whether all are among them that were started before one of them, the `newest`."""
+        filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ, values=False)
+        rows = [row for row, _ in await self._base.store.runs.list(filter)]
+        if len(rows) < QUEUED_READ:
+            return rows, True
+        older = msgspec.structs.replace(filter, cursor=newest)
+        before = [row for row, _ in await self._base.store.runs.list(older)]
+        found = {row.run_id: row for row in (*rows, *before)}
+        return list(found.values()), len(before) < QUEUED_READ
 
     async def _holders(self, keys: set[str]) -> dict[str, str]:
         """Who holds these locks, as people know them, by the keys of their leases."""

@@ -10,7 +10,7 @@ from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
 from perdure.kernel.chunks import CHUNK
 from perdure.kernel.events import RunStatus, moment
-from perdure.kernel.ids import BATCH
+from perdure.kernel.ids import BATCH, op_name
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
@@ -19,6 +19,8 @@ from perdure.ports.leases import Lease, Registration, orchestrator_name, some_of
 
 # How long something may be due before it is late: orchestrators poll and claim faster than this.
 LATE_SECONDS = 5.0
+# The calls of perdure that wait: a task of one of them has its name.
+_CALLS = {"wait_signal", "approval", "sleep", "sleep_until"}
 # An orchestrator sends two or three heartbeats per lease; if less of the lease is left, one is missing or late.
 SILENT = 0.45
 
@@ -50,6 +52,8 @@ class World:
     holders: Mapping[str, str] = field(default_factory=dict)
     """The holder of each lock, by key, as shown to people."""
     queued: Mapping[str, Sequence[RunRow]] = field(default_factory=dict)
+    cut: frozenset[str] = frozenset()
+    """Queues of which not all runs were read: older ones may come before those that were."""
     under_way: Mapping[str, int] = field(default_factory=dict)
 
     def silent(self, name: str) -> float | None:
@@ -152,17 +156,18 @@ def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:
     assert state.started is not None
     begins, queue = state.started.not_before, run.queue or ""
     if begins is not None and begins > world.now:
-        return Why("delay", f"not {_at(begins, world.now)}", moment(begins))
+        return Why("delay", f"delayed {_at(begins, world.now)}", moment(begins))
     missing = _missing(state, run, world)
     if missing:
         return Why("program", missing)
     if not queue:
         return _unclaimed(run, state, world)
     ahead = sum(_before(row, run, state) for row in world.queued.get(queue, ()))
-    if ahead:
-        return Why("queue", f"queued behind {ahead} in `{queue}`")
+    if ahead or queue in world.cut:
+        how_many = "others" if not ahead else f"at least {ahead}" if queue in world.cut else ahead
+        return Why("queue", f"queued behind {how_many} in `{queue}`")
     busy = world.under_way.get(queue, 0)
-    return Why("queue", f"next in queue `{queue}`" + (f", {busy} of it under way" if busy else ""))
+    return Why("queue", f"next in queue `{queue}`" + (f" ({busy} running)" if busy else ""))
 
 
 def _before(row: RunRow, run: RunSummary, state: RunState) -> bool:
@@ -173,7 +178,8 @@ def _before(row: RunRow, run: RunSummary, state: RunState) -> bool:
         return True
     mine = state.started.not_before if state.started is not None else None
     theirs = row.created_at if row.not_before is None else row.not_before
-    return (theirs, row.run_id) < (run.created_at.timestamp() if mine is None else mine, run.run_id)
+    # To the microsecond, as the run has it: those that were started together have one time, and their ids decide.
+    return (moment(theirs), row.run_id) < (run.created_at if mine is None else moment(mine), run.run_id)
 
 
 def _missing(state: RunState, run: RunSummary, world: World) -> str:
@@ -205,7 +211,8 @@ def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
         return Why("retry", _retry(open_op, now), until)
     name = open_op.opened.name if open_op.opened is not None else open_op.name.rpartition("/")[2]
     inside = op[len(path) + 1 :] if path else op
-    where = f" in {inside.rpartition('/')[0]}" if "/" in inside else ""
+    scope = _scope(inside)
+    where = f" in {scope}" if scope else ""
     limit = "" if open_op.due is None else f", at most {_at(open_op.due, now)}"
     if kind == "timer":
         return Why("timer", f"{_at(open_op.due, now) if open_op.due is not None else 'for ever'}{where}", until)
@@ -218,6 +225,13 @@ def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
         whom = f" from {' or '.join(people)}" if people else ""
         return Why("approval", f"for approval `{name}`{whom}{where}{limit}", until)
     return Why(kind, f"for {kind} `{name}`{where}{limit}", until)
+
+
+def _scope(op: str) -> str:
+    """The child, or the branch of a body, that waits; empty for the body itself."""
+    scope = op.rpartition("/")[0]
+    # `gather(wait_signal(...))` makes a task of the call, which tells no more than the wait itself.
+    return scope.rpartition("/")[0] if op_name(scope) in _CALLS else scope
 
 
 def _retry(open_op: OpenOp, now: float) -> str:
