@@ -89,7 +89,7 @@ def test_the_store_is_not_copied_onto_itself(filled: Cli) -> None:
         ("postgresql://me:s3cret@db/flows", "use pg_dump"),
         ("redis://cache/0", "redis-cli BGSAVE"),
         ("file:///flows", "copy the directory"),
-        ("memory://", "nothing that outlives its process"),
+        ("memory://", "nothing in it outlives its process"),
         ("sqlite:///none.db", "does not exist: there is nothing to copy"),
     ],
 )

@@ -54,7 +54,7 @@ def many(cli: Cli) -> Cli:
 def test_all_that_failed_are_retried(many: Cli) -> None:
     shown = many("runs", "retry", "--program", "fragile", "--dry-run")
     assert (shown.code, shown.out) == (0, "f2\nf1\nf0\n")
-    assert "would be: 3 runs" in shown.err
+    assert "3 runs would be retried" in shown.err
     Path("there.txt").write_text("here")
     one = many("runs", "retry", "--program", "fragile", "--tag", "n=1")
     assert (one.code, one.out) == (0, "f1\n")
@@ -67,21 +67,21 @@ def test_all_that_failed_are_retried(many: Cli) -> None:
 def test_all_that_match_are_told(many: Cli) -> None:
     assert many("runs", "pause", "--program", "waits", "--limit", "2").out == "w2\nw1\n"
     assert many("runs", "resume", "--program", "waits").out == "w2\nw1\n"
-    assert "sent the signal: 3 runs" in many("runs", "signal", "go", "--input", '"x"', "--program", "waits").err
+    assert "3 runs signalled" in many("runs", "signal", "go", "--input", '"x"', "--program", "waits").err
     assert many("runs", "cancel", "--program", "waits", "--id-prefix", "w1", "--reason", "enough").out == "w1\n"
 
 
 def test_one_that_cannot_be_told_is_named_and_fails_the_command(many: Cli) -> None:
     refused = many("runs", "retry", "--program", "waits", "--status", "waiting", "--limit", "1")
     assert refused.code == 1
-    assert "run 'w2': " in refused.err
-    assert "failed: 1" in refused.err
+    assert "run 'w2' is waiting" in refused.err
+    assert "1 failed" in refused.err
 
 
 def test_a_command_for_many_says_what_it_needs(many: Cli) -> None:
     for command in (["retry"], ["cancel"], ["pause"], ["resume"], ["signal", "go"]):
         refused = many("runs", *command)
-        assert (refused.code, "say which runs, as in --program fulfil" in refused.err) == (2, True)
-    assert "and not both" in many("runs", "retry", "f1", "--program", "fragile").err
+        assert (refused.code, "name the runs, as in --program fulfil" in refused.err) == (2, True)
+    assert "not both" in many("runs", "retry", "f1", "--program", "fragile").err
     assert many("runs", "cancel", "--program", "x", "--limit", "0").code == 2
     assert "is not key=value" in many("runs", "cancel", "--tag", "x").err

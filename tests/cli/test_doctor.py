@@ -81,7 +81,7 @@ def test_people_get_a_table_and_what_to_do_below_it(napping: Cli) -> None:
     assert ended.code == 0
     table, _, advice = ended.out.partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()][:4] == ["CHECK", "python", "perdure", "sqlite"]
-    assert advice == "programs: it has other; add them, or rename them back\n"
+    assert advice == "programs: it has other; add the missing programs, or give them their former names\n"
 
 
 def test_a_store_that_nobody_used_yet_is_a_warning_and_is_not_created(cli: Cli) -> None:

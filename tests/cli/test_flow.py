@@ -149,7 +149,7 @@ def test_a_batch_has_a_row_and_a_result_in_each_line(tmp_path: Path, capsys: pyt
         (["--inputs", str(tmp_path / "none.jsonl")], "No such file"),
         (["--inputs", str(file)], "right.yaml:1 is not JSON"),
         (["--inputs", str(rows), "--input", "{}"], "give one of them"),
-        (["--limit", "3", "--out", "x"], "--limit and --out: only a batch has that"),
+        (["--limit", "3", "--out", "x"], "--limit and --out can only be used for a batch"),
         (["--inputs", str(rows), "--tolerate", "some"], "tolerate='some'"),
     ):
         assert main([*run, *wrong]) == 2

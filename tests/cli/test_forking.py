@@ -66,7 +66,7 @@ def finish(shop: Cli, *ids: str) -> None:
 def test_a_run_is_forked_and_compared_with_its_original(shop: Cli) -> None:
     forked = shop("runs", "fork", "a", "--set", 'charge:0={"paid": 13, "in": "USD"}', "--new-id", "b")
     assert (forked.code, forked.out) == (0, "b\n")
-    assert "any engine that has fulfil takes it up" in forked.err
+    assert "an engine that has fulfil continues it" in forked.err
     finish(shop, "b")
     shown = json.loads(shop("runs", "show", "b", "--json").out)
     assert shown["output"][0] == {"paid": 13, "in": "USD"}
@@ -80,7 +80,7 @@ def test_a_run_is_forked_and_compared_with_its_original(shop: Cli) -> None:
     assert (document["first"], document["added"], document["removed"]) == ("charge:0", [], [])
     charge = next(op for op in document["ops"] if op["path"] == "charge:0")
     assert (charge["changes"], charge["a"]["value"]["paid"], charge["b"]["attempts"]) == (["value"], 12, 1)
-    assert shop("runs", "diff", "a", "a").err == "perdure: 'a' and 'a' did the same\n"
+    assert shop("runs", "diff", "a", "a").err == "perdure: 'a' and 'a' do not differ\n"
 
 
 def test_a_step_gets_other_arguments_and_the_workflow_too(shop: Cli) -> None:

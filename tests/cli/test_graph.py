@@ -38,7 +38,7 @@ def test_a_graph_of_a_module_is_drawn(cli: Cli) -> None:
     assert "cluster" not in cli("graph", "show", "graphs.py:outer", "--format", "dot", "--depth", "0").out
     refused = cli("graph", "show", "graphs.py:plain")
     assert refused.code != 0
-    assert "only graphs are drawn" in refused.err
+    assert "only graphs and flows have diagrams" in refused.err
 
 
 def test_a_graph_is_run_read_and_checked_as_a_workflow_is(cli: Cli) -> None:

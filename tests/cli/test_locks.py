@@ -74,7 +74,7 @@ def test_a_lock_of_a_run_that_has_ended_is_released_without_force(run_id: str, c
     asyncio.run(end_without_release())
     released = cli("locks", "release", "account:7")
     assert released.code == 0
-    assert "is free" in released.err
+    assert "was released" in released.err
     assert cli("locks", "ls", "--json").json == {"locks": []}
 
 

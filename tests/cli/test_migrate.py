@@ -59,7 +59,7 @@ def test_a_store_without_a_schema_says_so(cli: Cli) -> None:
 def test_one_question_at_a_time(cli: Cli) -> None:
     ended = cli("migrate", "--status", "--sql", "--store", cli.url)
     assert ended.code == 2
-    assert "ask one of them" in ended.err
+    assert "give one of them" in ended.err
 
 
 def test_a_store_that_cannot_be_used_is_told_as_ever(cli: Cli) -> None:

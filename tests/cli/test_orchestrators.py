@@ -20,10 +20,10 @@ def test_orchestrators_are_listed_with_what_they_own(cli: Cli) -> None:
 
     asyncio.run(make())
     ended = cli("orchestrators", "ls", "--store", cli.url)
-    assert (ended.code, ended.err.strip()) == (0, "perdure: no orchestrator lives, and none owns a run")
+    assert (ended.code, ended.err.strip()) == (0, "perdure: no orchestrator is alive, and none owns a run")
     asyncio.run(live())
     heading, row = cli("orchestrators", "ls", "--store", cli.url).out.splitlines()
-    assert heading.split() == ["NAME", "STATE", "RUNNING", "WAITING", "ALIVE", "UNTIL"]
+    assert heading.split() == ["NAME", "STATE", "RUNNING", "WAITING", "LEASE", "ENDS"]
     assert row.split()[:4] == ["node-a", "alive", "0", "0"]
     [one] = cli("orchestrators", "ls", "--store", cli.url, "--json").json["orchestrators"]
     assert (one["name"], one["alive"], one["session"], one["running"]) == ("node-a", True, "s1", 0)

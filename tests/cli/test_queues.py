@@ -24,7 +24,7 @@ def test_queues_are_listed_with_what_waits(cli: Cli) -> None:
     ended = cli("queues", "ls", "--store", cli.url)
     assert ended.code == 0
     heading, row = ended.out.splitlines()
-    assert heading.split() == ["QUEUE", "QUEUED", "RUNNING", "WAITS", "FOR"]
+    assert heading.split() == ["QUEUE", "QUEUED", "RUNNING", "LONGEST", "WAIT"]
     assert row.split()[:3] == ["emails", "3", "0"]
     (queue,) = cli("queues", "ls", "--store", cli.url, "--json").json["queues"]
     assert (queue["name"], queue["queued"], queue["running"]) == ("emails", 3, 0)

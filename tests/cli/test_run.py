@@ -189,7 +189,7 @@ def test_a_run_that_is_asked_to_stop_says_how_it_goes_on(cli: Cli, number: signa
         os.kill(process.pid, number)
         _, err = process.communicate()
     assert process.returncode == code
-    assert "goes on with: perdure run waiting.py --id " in err
+    assert "perdure run waiting.py --id " in err
     assert "Traceback" not in err
 
 
@@ -206,7 +206,7 @@ def test_a_failed_run_shows_the_error_and_the_lines_it_came_through(cli: Cli) ->
         f'    File "{flows}", line 22, in checkout',
         "  in step charge:0, attempt 1",
         f'    File "{flows}", line 16, in charge',
-        "Look at it: perdure runs steps bad",
+        "To see its steps: perdure runs steps bad",
     ]
 
 
@@ -234,9 +234,9 @@ def test_a_failed_run_is_one_document_in_json(cli: Cli) -> None:
         (["syntax.py"], 'File "{folder}/syntax.py", line 1, column 5'),
         (["needs.py"], "No module named 'absent_package'"),
         (["exits.py"], "if __name__ == "),
-        (["flows.py:checkout"], "missing a required argument: 'order'; give it with --input"),
+        (["flows.py:checkout"], "missing a required argument: 'order'; pass it with --input"),
         (["flows.py:early", "--input", "[1, 2]"], "too many positional arguments"),
-        (["flows.py:early", "--input", '{"wrong": 1}'], "an object gives arguments by their names"),
+        (["flows.py:early", "--input", '{"wrong": 1}'], "an object passes arguments by name"),
         (["flows.py:early", "--input", '"text"'], "Expected `int`, got `str`"),
         (["flows.py:early", "--input", "hello"], "line 1, column 1"),
         (["flows.py:early", "--input", "{\n 'a': 1}"], "line 2, column 2"),

@@ -26,7 +26,7 @@ def test_a_schedule_is_made_listed_told_and_deleted(shop: Cli) -> None:
     assert "daily  active  early    30 2 * * *  0 fired" in listed
     assert "paused" in shop("schedules", "pause", "daily", "--reason", "too early").err
     assert shop("schedules", "ls", "--json").json["schedules"][0]["paused"] is True
-    assert "goes on" in shop("schedules", "resume", "daily").err
+    assert "resumed" in shop("schedules", "resume", "daily").err
     assert shop("schedules", "ls", "--json").json["schedules"][0]["paused"] is False
     times = shop("schedules", "next", "daily", "--json").json["next"]
     assert len(times) == 10
@@ -56,8 +56,8 @@ def test_a_program_can_be_given_by_its_name_alone(shop: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--every", "soon"], "no duration"),
-        (["--every", "3 fortnights"], "no duration"),
+        (["--every", "soon"], "not a duration"),
+        (["--every", "3 fortnights"], "not a duration"),
         (["--every", "-5"], "must be more than zero"),
         (["--cron", "0 0 30 2 *"], "never fires"),
         (["--cron", "0 0 * * *", "--timezone", "Mars/Base"], "no time zone"),

@@ -119,7 +119,7 @@ def test_the_doctor_looks_at_leases_beside_the_store(cli: Cli, place: Path, etcd
     (place / "perdure.yaml").write_text(f"store: sqlite:///mine.db\nleases: {etcd_url}\n")
     assert cli("run", "greetings.py:greet").code == 0
     found = {check["name"]: check for check in cli("doctor", "--json").json["checks"]}
-    assert found["leases"]["found"] == f"{etcd_url}, 0 orchestrators live"
+    assert found["leases"]["found"] == f"{etcd_url}, 0 orchestrators alive"
     assert cli("orchestrators", "ls", "--json").json["orchestrators"] == []
     (place / "perdure.yaml").write_text("store: sqlite:///mine.db\nleases: etcd://127.0.0.1:9\n")
     ended = cli("doctor", "--json")

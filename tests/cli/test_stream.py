@@ -64,7 +64,7 @@ def test_a_stream_is_one_chunk_a_line_and_a_new_beginning_is_told(store: str, cl
     ended = cli("stream", "a1", "tokens", "--store", store)
     assert ended.code == 0
     assert ended.out == 'Hello,\n{"n":1}\nHello,\n{"n":1}\n\\u001b[31mred\n'
-    assert "tokens:0 begins again in attempt 2" in ended.err
+    assert "tokens:0 starts over in attempt 2" in ended.err
 
 
 def test_a_stream_of_a_whole_run_names_the_steps(store: str, cli: Cli) -> None:
@@ -97,7 +97,7 @@ def test_a_store_that_goes_away_is_asked_again_from_where_it_was(
     ended = cli("stream", "a1", "tokens", "--store", store, "--json")
     assert starts == [0, 1, 2]
     assert [json.loads(line)["index"] for line in ended.out.splitlines()] == [0, 1, 2, 3, 4, 5]
-    assert "trying again from chunk 1" in ended.err
+    assert "trying again, from chunk 1" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,10 @@ def test_what_cannot_be_followed_is_said(store: str, cli: Cli, words: tuple[str,
 
 
 def test_progress_is_shown_with_the_run_and_with_its_steps(store: str, cli: Cli) -> None:
-    assert 'progress  working:0 {"done":3}' in cli("runs", "show", "l1", "--store", store).out
+    assert (
+        'working:0, attempt 1, outcome unknown: its owner is gone, progress {"done":3}'
+        in cli("runs", "show", "l1", "--store", store).out
+    )
     assert 'progress: {"done":3}' in cli("runs", "steps", "l1", "--store", store).out
     assert json.loads(cli("runs", "steps", "l1", "--store", store, "--json").out)[0]["progress"] == {"done": 3}
     assert "progress" not in cli("runs", "show", "a1", "--store", store).out
@@ -158,5 +161,5 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path, cli: Cli) -> None:
     assert watched.code == 0
     assert [line["event"]["type"] for line in watched.lines].count("RunFinished") == 3
     shown = cli("runs", "show", first, "--store", url)
-    assert "went on as" in shown.out
-    assert "goes on from" in cli("runs", "show", "s", "--store", url).out
+    assert "continued as" in shown.out
+    assert "continued from" in cli("runs", "show", "s", "--store", url).out

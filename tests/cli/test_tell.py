@@ -81,7 +81,7 @@ async def test_a_run_is_told_from_the_command_line_and_goes_on_with_the_next_eng
     again = await aside(cli, "signal", "p1", "picked-up", "--signal-id", "s1", "--store", store, "--json")
     assert again.json == {"answer": "Duplicate"}
     early = await aside(cli, "approve", "p1", "ship", "--input", '{"ok": true}', "--store", store)
-    assert (early.code, "asks no question named 'ship'" in early.err) == (2, True)
+    assert (early.code, "has no open approval 'ship'" in early.err) == (2, True)
     await until_it_asks(store)
     wrong = await aside(cli, "approve", "p1", "ship", "--input", '{"ok": 1}', "--store", store)
     assert (wrong.code, "$.ok" in wrong.err) == (2, True)
@@ -90,7 +90,7 @@ async def test_a_run_is_told_from_the_command_line_and_goes_on_with_the_next_eng
     async with Engine(store, [parcel]) as engine:
         assert await (await engine.start(parcel(), id="p1")).result(PATIENCE) == ["Ann", True]
     late = await aside(cli, "cancel", "p1", "--store", store)
-    assert (late.code, "is completed already" in late.err) == (1, True)
+    assert (late.code, "is already completed" in late.err) == (1, True)
 
 
 async def test_open_questions_are_listed_with_the_command_to_type(store: str, cli: Cli) -> None:
@@ -122,7 +122,7 @@ async def test_open_questions_are_listed_with_the_command_to_type(store: str, cl
 async def test_a_question_is_rejected_from_the_command_line(store: str, cli: Cli) -> None:
     await aside(cli, "signal", "p1", "picked-up", "--store", store)
     early = await aside(cli, "reject", "p1", "ship", "--store", store)
-    assert (early.code, "asks no question named 'ship' now; `perdure approvals ls`" in early.err) == (2, True)
+    assert (early.code, "has no open approval 'ship'; `perdure approvals ls`" in early.err) == (2, True)
     await until_it_asks(store)
     options = ("--reason", "too heavy", "--by", "ann", "--approval-id", "m1", "--store", store)
     no = await aside(cli, "reject", "p1", "ship", *options)

@@ -294,8 +294,8 @@ def test_a_parked_run_goes_on_from_before_an_op(cli: Cli, url: str, tmp_path: Pa
     assert cli("resolve", "order-1", "--before", "nothing:0", "--store", url).code == 2
     ended = cli("resolve", "order-1", "--before", "charge:0", "--store", url)
     assert ended.code == 0
-    assert "run 'order-1': goes on from before charge:0" in ended.err
-    assert "done again if the code asks for it: charge:0" in ended.err
+    assert "run 'order-1': continues from before charge:0" in ended.err
+    assert "executed again if the code asks for it: charge:0" in ended.err
     told = cli("resolve", "order-2", "--before", "charge", "--store", url, "--json").json
     assert (told["answer"], told["again"]) == ("Truncated", ["charge:0"])
     shown = cli("runs", "show", "order-2", "--store", url)

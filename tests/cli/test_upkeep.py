@@ -62,9 +62,9 @@ def test_a_run_that_cannot_be_archived_stays_and_the_command_says_so(filled: Cli
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--older-than", "30"], "--older-than '30' is no length of time; write 30d"),
-        (["--older-than=-1d"], "no length of time"),
-        (["--older-than", "1d", "--grace", "soon"], "--grace 'soon' is no length of time"),
+        (["--older-than", "30"], "--older-than '30' is not a duration; write 30d"),
+        (["--older-than=-1d"], "not a duration"),
+        (["--older-than", "1d", "--grace", "soon"], "--grace 'soon' is not a duration"),
         (["--older-than", "1d", "--status", "running"], "only runs that have ended can be pruned"),
         ([], "older-than"),
     ],
@@ -83,7 +83,7 @@ def test_rebuild_tells_and_mends(filled: Cli) -> None:
     dry = filled("rebuild", "--dry-run", "--store", filled.url)
     assert dry.code == 1
     assert dry.out.split()[:5] == ["RUN", "RUN_ID", "COLUMN", "STORED", "COMPUTED"]
-    assert "4 journals read, the rows of 1 would be mended" in dry.err
+    assert "4 journals read, 1 run would be repaired" in dry.err
     report = filled("rebuild", "--json", "--store", filled.url).json
     assert [(d["id"], d["column"], d["stored"]) for d in report["differences"]] == [("e1", "row", "missing")]
     clean = filled("rebuild", "--store", filled.url)

@@ -235,7 +235,7 @@ def test_a_lease_that_an_orchestrator_finds_when_it_starts_is_awaited_until_it_e
 
     async def dies() -> None:
         engine = await sim.engine([resting], name="first", recovery=rarely).open()
-        await engine.start(resting("x", 1e6), id="x")
+        _ = await engine.start(resting("x", 1e6), id="x")
         await sim.advance(seconds=1)
 
     async def takes_over() -> None:

@@ -25,7 +25,7 @@ def ls(
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """List every open approval, the oldest first, with the commands that answer it."""
+    """List open approvals, the oldest first, with the commands that answer them."""
     found = with_reader(opened(store), lambda c: c.approvals(name=name, approver=approver, program=program))
     if json:
         write_json({"approvals": found})
@@ -49,7 +49,7 @@ def _facts(asked: ApprovalView, approver: str | None, store: list[str]) -> list[
         ("run", asked.id),
         ("program", asked.program),
         ("request", value_text(asked.request, 1000) if asked.request is not None else ""),
-        ("answer", value_text(asked.schema, 1000) if asked.schema is not None else "anything"),
+        ("answer", value_text(asked.schema, 1000) if asked.schema is not None else "any JSON value"),
         ("asked", when(asked.asked_at)),
         ("approvers", ", ".join(asked.approvers) or "anyone"),
         ("escalates", when(asked.escalates_at)),

@@ -21,21 +21,21 @@ INSTEAD = {
     "redis": "copy the files that the server writes, after `redis-cli BGSAVE`",
     "rediss": "copy the files that the server writes, after `redis-cli BGSAVE`",
     "file": "stop every process that uses it, and copy the directory",
-    "memory": "it has nothing that outlives its process",
+    "memory": "nothing in it outlives its process",
 }
 
 
 def backup(
-    file: Annotated[str, Parameter(help="The file of the copy, in a directory that exists.")],
+    file: Annotated[str, Parameter(help="The file to write, in a directory that exists.")],
     *,
-    force: Annotated[bool, Parameter(negative="", help="Replace the file if there is one.")] = False,
+    force: Annotated[bool, Parameter(negative="", help="Replace the file if it exists.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Copy an SQLite store into a file while engines work on it.
+    """Copy an SQLite store while engines work on it.
 
-    The copy is whole and checked before it gets its name, and holds everything that was acknowledged before it was
-    begun. To restore it, stop every process that uses the store and put the copy in its place.
+    The copy has everything that was acknowledged before the command began. It is checked, and gets its name when it is
+    complete. To restore it, stop every process that uses the store, and put the copy in its place.
     """
     opened = open_store(store)
     if not isinstance(opened, SqliteStore):
@@ -44,5 +44,6 @@ def backup(
     if json:
         write_json(made)
     else:
-        note(f"{made.runs:,} runs copied to {made.path} ({made.bytes:,} bytes), and checked")
+        runs = f"{made.runs:,} run{'' if made.runs == 1 else 's'}"
+        note(f"{runs} copied to {made.path} ({made.bytes:,} bytes), and checked")
     return Exit.OK

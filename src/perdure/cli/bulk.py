@@ -16,7 +16,7 @@ from perdure.cli.output import clean, note, write_json
 if TYPE_CHECKING:
     from perdure.client.bulk import BulkReport
 
-Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journals.")]
+Reason = Annotated[str | None, Parameter(help="The reason; it is recorded in the journals.")]
 # The page size of the client's bulk calls.
 PAGE = 1000
 
@@ -33,16 +33,18 @@ class Which:
     tag: Annotated[
         list[str] | None, Parameter(negative="", help="Only runs with this tag, as key=value; may be repeated.")
     ] = None
-    since: Annotated[str | None, Parameter(help="Only runs created since: 2h (ago), 7d, 2026-11-16T03:00Z.")] = None
-    until: Annotated[str | None, Parameter(help="Only runs created before, written likewise.")] = None
+    since: Annotated[str | None, Parameter(help="Only runs started since then: 2h (ago), 7d, 2026-11-16T03:00Z.")] = (
+        None
+    )
+    until: Annotated[str | None, Parameter(help="Only runs started before then, in the same form.")] = None
     owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None
     queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None
-    parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None
-    root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None
-    id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None
-    roots: Annotated[bool, Parameter(negative="", help="No children.")] = False
+    parent: Annotated[str | None, Parameter(help="Only the children of this run, by its id or run_id.")] = None
+    root: Annotated[str | None, Parameter(help="Only this run and all children in its tree.")] = None
+    id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins with this.")] = None
+    roots: Annotated[bool, Parameter(negative="", help="Leave out child runs.")] = False
     search: Annotated[
-        str | None, Parameter(help="Only runs with a value: input.customer=ann, output.total=17, error='timed out'.")
+        str | None, Parameter(help="Only runs with this value: input.customer=ann, output.total=17, error='timed out'.")
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -62,10 +64,10 @@ class Which:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Filters(Which):
-    """Which runs to act on."""
+    """Which runs to change."""
 
-    limit: Annotated[int | None, Parameter(help="How many at most; all of them when this is left out.")] = None
-    dry_run: Annotated[bool, Parameter(negative="", help="Only tell which runs it would be.")] = False
+    limit: Annotated[int | None, Parameter(help="The maximum number of runs; by default all that match.")] = None
+    dry_run: Annotated[bool, Parameter(negative="", help="Only show which runs would be changed.")] = False
 
 
 # Built once, for all runs.
@@ -74,54 +76,54 @@ _ALL = Filters()
 
 
 def retry(
-    id: Annotated[str | None, Parameter(help="The run's id, for one run; otherwise the options say which.")] = None,
+    id: Annotated[str | None, Parameter(help="The id of one run; without it, the options select runs.")] = None,
     /,
     *,
     filters: Filters = _ALL,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int | None:
-    """Let a run that failed or was cancelled go on from there, or all that match: --program fulfil."""
+    """Retry a failed or cancelled run, or all that match, such as --program fulfil. What succeeded is kept."""
     if id is not None:
         if filters != _ALL:
-            raise Problem(f"give the id {id!r} or filters, and not both")
+            raise Problem(f"give either the id {id!r} or options that select runs, not both")
         from perdure.cli.forking import retry_one
 
         retry_one(id, store, json)
         return None
-    return _all(store, json, filters, "go on", lambda client, **which: client.retry_many(**which))
+    return _all(store, json, filters, "retried", lambda client, **which: client.retry_many(**which))
 
 
 def cancel(
     *, reason: Reason = None, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
 ) -> int:
-    """Ask every unfinished run that matches to end. `perdure cancel ID` asks one."""
-    return _all(store, json, filters, "told to end", lambda client, **which: client.cancel_many(reason, **which))
+    """Cancel every unfinished run that matches. `perdure cancel ID` cancels one."""
+    return _all(store, json, filters, "cancelled", lambda client, **which: client.cancel_many(reason, **which))
 
 
 def pause(
     *, reason: Reason = None, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
 ) -> int:
-    """Let no new step begin of every run that matches. `perdure pause ID` pauses one."""
+    """Pause every run that matches: no new step starts. `perdure pause ID` pauses one."""
     return _all(store, json, filters, "paused", lambda client, **which: client.pause_many(reason, **which))
 
 
 def resume(*, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
-    """Let every paused run that matches go on. `perdure resume ID` resumes one."""
-    return _all(store, json, filters, "go on", lambda client, **which: client.resume_many(**which))
+    """Continue every paused run that matches. `perdure resume ID` continues one."""
+    return _all(store, json, filters, "resumed", lambda client, **which: client.resume_many(**which))
 
 
 def signal(
-    name: Annotated[str, Parameter(help="The name that the runs wait for.")],
+    name: Annotated[str, Parameter(help="The name of the signal.")],
     /,
     *,
     input: Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")] = None,
-    signal_id: Annotated[str | None, Parameter(help="Sent again under this id, it arrives once.")] = None,
+    signal_id: Annotated[str | None, Parameter(help="A signal with the same id is delivered once.")] = None,
     filters: Filters = _ALL,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Send every unfinished run that matches a signal. `perdure signal ID NAME` sends it to one."""
+    """Send a signal to every unfinished run that matches. `perdure signal ID NAME` sends it to one."""
     from perdure.cli.inputs import read
 
     payload = None if input is None else read(input)
@@ -129,7 +131,7 @@ def signal(
         store,
         json,
         filters,
-        "sent the signal",
+        "signalled",
         lambda client, **which: client.signal_many(name, payload, signal_id, **which),
     )
 
@@ -143,10 +145,10 @@ def _all(
 ) -> int:
     """Apply a bulk call page by page, and report each run for which it did not succeed."""
     if filters.limit is not None and filters.limit < 1:
-        raise Problem(f"--limit {filters.limit}: at least one")
+        raise Problem(f"--limit {filters.limit} must be at least 1")
     given = filters.given()
     if not given:
-        raise Problem("say which runs, as in --program fulfil or --status failed; --dry-run tells which they would be")
+        raise Problem("name the runs, as in --program fulfil or --status failed; --dry-run shows which they would be")
     reports = asyncio.run(_pages(store, filters, given, many))
     applied = [item for report in reports for item in report if item.error is None]
     skipped = {id(item) for report in reports for item in report.skipped}
@@ -165,14 +167,15 @@ def _all(
             if id(item) not in skipped:
                 print(clean(item.id))
         for item in failed:
-            note(f"run {item.id!r}: {item.error}")
+            named = repr(item.id) in str(item.error)
+            note(str(item.error) if named else f"run {item.id!r}: {item.error}")
         count = len(applied) - len(skipped)
         runs = f"{count} run{'' if count == 1 else 's'}"
-        note(f"would be: {runs}" if filters.dry_run else f"{done}: {runs}")
+        note(f"{runs} would be {done}" if filters.dry_run else f"{runs} {done}")
         if skipped:
-            note(f"nothing to do: {len(skipped)}")
+            note(f"{len(skipped)} skipped: there was nothing to do")
         if failed:
-            note(f"failed: {len(failed)}")
+            note(f"{len(failed)} failed")
     return Exit.FAILED if failed else Exit.OK
 
 

@@ -29,13 +29,13 @@ def export(
     output: Annotated[str, Parameter(name=["--output", "-o"], help="The file to write.")],
     redact: Annotated[
         list[str] | None,
-        Parameter(help="Take out what is at this path, as $.card.number or charge:0.$.pan; may be repeated."),
+        Parameter(help="Redact the value at this path, such as $.card.number or charge:0.$.pan; may be repeated."),
     ] = None,
-    code: Annotated[str | None, Parameter(help="file.py or module: note the hash of the program's source.")] = None,
+    code: Annotated[str | None, Parameter(help="file.py or module: include the hash of the program's source.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Write a run into a file: its journal with its children, its values, and which program wrote it."""
+    """Write a run to a file, a capsule: its journal with its children, its values, and which program wrote it."""
     programs: dict[str, Program] = {}
     if code is not None:
         from perdure.cli.targets import load
@@ -54,19 +54,19 @@ def export(
     if json:
         write_json({"id": id, "file": output, "bytes": len(data), "redacted": redact or []})
     else:
-        note(f"run {id!r} is in {output} ({len(data):,} bytes)")
+        note(f"run {id!r} was written to {output} ({len(data):,} bytes)")
 
 
 def import_(
-    file: Annotated[str, Parameter(help="What `perdure export` wrote.")],
+    file: Annotated[str, Parameter(help="A capsule, written by `perdure export`.")],
     /,
     *,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Bring a run from a file into a store, to be looked at and replayed; nothing executes it.
+    """Import a run from a capsule into a store, for reading and replaying. No engine executes it.
 
-    A finished run is as it was; one that was not is parked. A file that was damaged or changed is refused.
+    An unfinished run is parked. A file that was damaged or changed is refused.
     """
     data = _read(file)
 
@@ -82,20 +82,23 @@ def import_(
     if json:
         write_json(view)
     else:
-        note(f"run {view.id!r} of {view.program} is in {store} ({view.status}); see: perdure runs show {view.id}")
+        note(
+            f"run {view.id!r} of {view.program} was imported into {store} ({view.status}); "
+            f"to read it: perdure runs show {view.id}"
+        )
 
 
 def compact(
     id: RunId,
     /,
     *,
-    dry_run: Annotated[bool, Parameter(negative="", help="Say what would be, and leave it as it is.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only report what would be removed.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
+    """Remove chunks and progress from the journal of a finished run.
 
-    Results, attempts, errors, owners, signals and answers stay. Events are numbered anew.
+    Results, attempts, errors, owners, signals and answers stay. Events are renumbered.
     """
     report = with_client(open_store(store), lambda client: client.compact(id, dry_run=dry_run))
     if json:

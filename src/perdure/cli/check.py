@@ -17,14 +17,14 @@ from perdure.cli.output import clean, note, write_json
 
 
 def check(
-    modules: Annotated[list[str], Parameter(help="Files, folders or modules that have workflows.")],
+    modules: Annotated[list[str], Parameter(help="Files, folders or modules with workflows.")],
     /,
     *,
     json: AsJson = False,
 ) -> int:
-    """Look for clocks, chance, I/O, threads, changed globals and forgotten awaits in workflow bodies. It runs nothing.
+    """Find clocks, randomness, I/O, threads, changed globals and missing awaits in workflow bodies. It runs nothing.
 
-    Ends with 0 when nothing was found, and with 1 otherwise. `# noqa: perdure` at the end of a line silences it.
+    Exits with 0 when nothing was found, and with 1 otherwise. `# noqa: perdure` at the end of a line silences it.
     """
     files = [file for module in modules for file in _files(module)]
     found = [finding for file in files for finding in _check(file)]
@@ -44,7 +44,7 @@ def _check(file: Path) -> list[Finding]:
     try:
         return check_source(file.read_text(encoding="utf-8"), shown)
     except SyntaxError as error:
-        raise Problem(f"{shown}:{error.lineno}: {error.msg}; it cannot be checked") from None
+        raise Problem(f"{shown}:{error.lineno}: {error.msg}; the file cannot be checked") from None
     except UnicodeDecodeError as error:
         raise Problem(f"{shown} is not UTF-8: {error}") from None
 

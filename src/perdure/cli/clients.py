@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Reader)
 T = TypeVar("T")
 
-# How long to wait before a store that went away is asked again.
+# How long to wait before the next try when a store is unavailable.
 RECONNECT_SECONDS = 0.5
 
 
@@ -53,8 +53,8 @@ class Follower:
 
     def __init__(self, id: str, start: int, store: str, json: bool, what: str) -> None:
         self._id, self._next, self._store, self._json, self._what = id, start, store, json, what
-        # The run that is followed, once it is known: what it goes on as belongs to it, and another run under the same
-        # id does not.
+        # The run that is followed, once it is known: its later incarnations belong to it, and another run under the
+        # same id does not.
         self._run_id: str | None = None
 
     async def until_end(self) -> int:
@@ -65,7 +65,7 @@ class Follower:
             except StoreUnavailable as error:
                 if self._run_id is None:
                     raise
-                note(f"{error}; trying again from {self._what} {self._next}")
+                note(f"{error}; trying again, from {self._what} {self._next}")
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:

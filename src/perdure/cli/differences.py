@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """Show where two runs first differ, and what each op came to in both."""
+    """Show where two runs first differ, and the outcome of each op in both."""
     first, second, found, takes = asyncio.run(_read(store, a, b))
     if json:
         write_json(_document(first, second, found, takes))
@@ -43,7 +43,7 @@ async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff, tup
         for id in (a, b):
             view = await view_of(client, id)
             if view.root != view.run_id:
-                raise Problem(f"{id} is a child, and is compared with the run at the top of its tree: {view.root}")
+                raise Problem(f"{id} is a child run; compare the root of its tree: {view.root}")
             views.append(view)
         journals = [await client.store.journal.read(view.run_id) for view in views]
         found = compare(*journals)
@@ -72,7 +72,7 @@ async def _sources(client: Reader, journals: Sequence[Sequence[Batch]], found: D
 def _conclude(first: RunView, second: RunView, found: Diff, takes: tuple[str, str] | None) -> None:
     differs = found.first
     if differs is None:
-        note(f"{first.id!r} and {second.id!r} did the same")
+        note(f"{first.id!r} and {second.id!r} do not differ")
         return
     pairs(
         [

@@ -1,4 +1,4 @@
-"""`perdure doctor`: check the store and everything around it. Reads, and changes nothing."""
+"""`perdure doctor`: check the store and its environment. Reads, and changes nothing."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Check:
 
 def doctor(
     module: Annotated[
-        str | None, Parameter(help="file.py or module: also say which open runs it has no program for.")
+        str | None, Parameter(help="file.py or module: also list the open runs for which it has no program.")
     ] = None,
     /,
     *,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Check the store and everything around it. Reads, and changes nothing.
+    """Check the store and its environment. Reads, and changes nothing.
 
-    Exits with 0 when nothing failed (there may be warnings), and with 1 when something did.
+    Exits with 0 when no check failed (there may be warnings), and with 1 otherwise.
     """
     programs: list[str] | None = None
     if module is not None:
@@ -118,9 +118,11 @@ def _place(store: Store) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free
     found = f"{_size(free)} free in {folder}"
     if free < NO_SPACE:
-        yield Check("disk", "fail", found, "make room: without it no step can be recorded, and runs stand still")
+        yield Check(
+            "disk", "fail", found, "free some space: without it no step can be recorded, and runs make no progress"
+        )
     elif free < LITTLE_SPACE:
-        yield Check("disk", "warn", found, "make room before it runs out: runs stand still on a full disk")
+        yield Check("disk", "warn", found, "free some space before it runs out: on a full disk, runs make no progress")
     else:
         yield Check("disk", "ok", found)
     try:
@@ -128,7 +130,9 @@ def _place(store: Store) -> Iterator[Check]:
     except OSError:
         size = 0
     if size > LARGE_WAL:
-        fix = "some process keeps a long read open, so that the log cannot be folded into the file: find and end it"
+        fix = (
+            "a process keeps a read transaction open, so the log cannot be checkpointed: find that process and stop it"
+        )
         yield Check("wal", "warn", f"{_size(size)}", fix)
     else:
         yield Check("wal", "ok", _size(size))
@@ -145,7 +149,7 @@ def _missing(store: Store) -> Check | None:
     path = _path(store)
     if path is None or os.path.exists(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         return None
-    fix = "the first run creates it; if there should be one, name it with --store or PERDURE_STORE"
+    fix = "the first run creates it; if there should be one, check --store and PERDURE_STORE"
     return Check("store", "warn", f"there is no file {path} yet", fix)
 
 
@@ -196,7 +200,7 @@ async def _leases(client: Client, url: str) -> Check:
         live = await client.store.leases.live(ORCHESTRATOR, client.clock.now())
     except PerdureError as error:
         return Check("leases", "fail", url, str(error))
-    return Check("leases", "ok", f"{url}, {len(live)} orchestrators live")
+    return Check("leases", "ok", f"{url}, {len(live)} orchestrators alive")
 
 
 def _file(path: str) -> Iterator[Check]:
@@ -208,7 +212,7 @@ def _file(path: str) -> Iterator[Check]:
         if not problems:
             yield Check("integrity", "ok", f"{_size(os.path.getsize(path))}, no damage found")
         else:
-            fix = "the file is damaged: stop the engines, copy the file, restore a backup, check the disk"
+            fix = "the file is damaged: stop the engines, keep a copy of the file, restore a backup, and check the disk"
             yield Check("integrity", "fail", "; ".join(problems), fix)
     except apsw.Error as error:
         yield Check("integrity", "fail", str(error), "restore the file from a backup, and check the disk")
@@ -266,7 +270,7 @@ async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:
         return Check(
             "journals", "fail", f"{len(damaged)} of {len(open_runs)} are damaged", "\n".join([fix, *damaged.values()])
         )
-    return Check("journals", "ok", f"{len(open_runs)} of open runs read, checksums match")
+    return Check("journals", "ok", f"{len(open_runs)} of open runs read; all checksums match")
 
 
 def _owners(open_runs: Sequence[RunRow], live: set[str], now: float) -> Check:
@@ -278,11 +282,11 @@ def _owners(open_runs: Sequence[RunRow], live: set[str], now: float) -> Check:
         and (run.status is RunStatus.RUNNING or (run.wake_at is not None and run.wake_at <= now))
     ]
     if not left:
-        return Check("owners", "ok", "every run that should move has a living owner")
+        return Check("owners", "ok", "every run in progress has a live owner")
     names = ", ".join(sorted({run.program for run in left}))
     oldest = min(run.wake_at or run.created_at for run in left)
-    found = f"{_named(left)} without a living owner; the oldest since {distance(moment(oldest))}"
-    return Check("owners", "warn", found, f"start an engine on this store that has: {names}")
+    found = f"{_named(left)} without a live owner; the oldest started or became due {distance(moment(oldest))}"
+    return Check("owners", "warn", found, f"start an engine on this store that has the programs: {names}")
 
 
 def _parked(open_runs: Sequence[RunRow]) -> Check:
@@ -290,17 +294,25 @@ def _parked(open_runs: Sequence[RunRow]) -> Check:
     if not parked:
         return Check("parked", "ok", "no run is parked")
     reasons = [f"{run.id}: {first_line(run.reason)}" for run in parked[:NAMED]]
-    return Check("parked", "warn", _named(parked), "\n".join(["mend the cause, then restart the engine", *reasons]))
+    return Check(
+        "parked",
+        "warn",
+        _named(parked),
+        "\n".join(["`perdure runs show ID` says why; fix the cause, and deploy or resolve them", *reasons]),
+    )
 
 
 def _programs(open_runs: Sequence[RunRow], programs: list[str]) -> Check:
     unknown = [run for run in open_runs if run.program not in programs]
     known = f"it has {', '.join(sorted(programs)) or 'none'}"
     if not unknown:
-        return Check("programs", "ok", f"there is one for every open run; {known}")
+        return Check("programs", "ok", f"every open run has its program; {known}")
     names = ", ".join(sorted({run.program for run in unknown}))
     return Check(
-        "programs", "warn", f"{_named(unknown)} of unknown programs: {names}", f"{known}; add them, or rename them back"
+        "programs",
+        "warn",
+        f"{_named(unknown)} of unknown programs: {names}",
+        f"{known}; add the missing programs, or give them their former names",
     )
 
 

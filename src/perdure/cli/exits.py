@@ -38,8 +38,8 @@ ENDS = {
 }
 
 EPILOGUE = (
-    "--config FILE, with any command, names a file of settings in place of perdure.yaml.\n\n"
-    "Exit codes: 0 ok; 1 the run failed or had ended already, or the doctor found a failure; 2 wrong usage; "
+    "--config FILE names a settings file to use instead of perdure.yaml; every command takes it.\n\n"
+    "Exit codes: 0 success; 1 the run failed or had already ended, or a check found something; 2 wrong usage; "
     "3 no such run; 4 the store cannot be used; 5 the run was cancelled or is parked; 130 interrupted; 143 terminated."
 )
 

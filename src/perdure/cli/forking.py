@@ -17,26 +17,30 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
 
-NewId = Annotated[str | None, Parameter(help="The id of the new run; one is made when this is left out.")]
+NewId = Annotated[str | None, Parameter(help="The id of the new run; by default one is generated.")]
 
 
 def fork(
     id: RunId,
     /,
     *,
-    at: Annotated[str | None, Parameter(help="An op path, for right before it; or the number of an event.")] = None,
+    at: Annotated[
+        str | None, Parameter(help="Where to fork: an op path (right before that op), or the number of an event.")
+    ] = None,
     set: Annotated[
-        list[str] | None, Parameter(negative="", help="OP=JSON: another outcome of an op; may be repeated.")
+        list[str] | None, Parameter(negative="", help="OP=JSON: another outcome for an op; may be repeated.")
     ] = None,
     state: Annotated[
         list[str] | None, Parameter(negative="", help="KEY=JSON: another published value; may be repeated.")
     ] = None,
-    input: Annotated[str | None, Parameter(help="Other arguments of the workflow: a JSON object, @file, -")] = None,
+    input: Annotated[
+        str | None, Parameter(help="Other arguments for the workflow: a JSON object, @file.json, or - for stdin.")
+    ] = None,
     new_id: NewId = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Start a run that has the past of another up to a point. The other stays as it is."""
+    """Start a run with the past of another up to a point. The original does not change."""
     place = int(at) if at is not None and at.isdecimal() else at
     edits, values = _assigned(set or [], "--set", "charge:0=12"), _assigned(state or [], "--state", 'phase="late"')
     inputs = _object(input)
@@ -48,19 +52,21 @@ def travel(
     step: Annotated[str, Parameter(help="The op path of the step to go back to.")],
     /,
     *,
-    input: Annotated[str | None, Parameter(help="Other arguments of the step: a JSON object, @file.json, -")] = None,
+    input: Annotated[
+        str | None, Parameter(help="Other arguments for the step: a JSON object, @file.json, or - for stdin.")
+    ] = None,
     new_id: NewId = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Start a run that goes on right before a step of another, with other arguments for it."""
+    """Start a run that continues right before a step of another run, with other arguments for that step."""
     inputs = _object(input)
     _begin(store, id, json, "forked", lambda client: client.time_travel(id, step, inputs, new_id))
 
 
 def retry_one(id: str, store: str, json: bool) -> None:
-    """Let a run that failed or was cancelled go on from there, with all that succeeded."""
-    _begin(store, id, json, "goes on", lambda client: client.retry(id))
+    """Continue a run that failed or was cancelled, with everything that succeeded."""
+    _begin(store, id, json, "retried", lambda client: client.retry(id))
 
 
 def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:
@@ -79,7 +85,7 @@ def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], 
         return
     print(view.id)
     new = f" as {view.id!r}" if view.id != id else ""
-    note(f"run {id!r} {done}{new}; any engine that has {view.program} takes it up")
+    note(f"run {id!r} {done}{new}; an engine that has {view.program} continues it")
 
 
 def _assigned(given: list[str], option: str, example: str) -> dict[str, Any]:
@@ -101,5 +107,5 @@ def _object(given: str | None) -> dict[str, Any] | None:
 
     value = read(given)
     if not isinstance(value, dict):
-        raise Problem("--input gives arguments by their names: a JSON object, as in --input '{\"amount\": 12}'")
+        raise Problem("--input passes arguments by name: a JSON object, as in --input '{\"amount\": 12}'")
     return value

@@ -19,11 +19,11 @@ def show(
     target: Annotated[str, Parameter(help="A graph: file.py:graph or module:graph.")],
     /,
     *,
-    format: Annotated[Format, Parameter(help="The language of the drawing.")] = "mermaid",
-    depth: Annotated[int | None, Parameter(help="How many levels of nested graphs are drawn open.")] = None,
+    format: Annotated[Format, Parameter(help="The language of the diagram.")] = "mermaid",
+    depth: Annotated[int | None, Parameter(help="How many levels of nested graphs are expanded.")] = None,
 ) -> None:
     """Print a graph as a diagram, for mermaid or Graphviz to lay out."""
     program, _ = resolve(target)
     if not isinstance(program, Graph):
-        raise Problem(f"{target} is a workflow in code: what it does follows from its code, and only graphs are drawn")
+        raise Problem(f"{target} is a workflow in code; only graphs and flows have diagrams")
     print(program.diagram(format=format, depth=depth), end="")

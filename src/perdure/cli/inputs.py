@@ -33,10 +33,10 @@ def invocation(program: Program, given: str | None) -> Invocation[Any]:
 def _misfit(program: Program, error: TypeError, given: str | None, is_object: bool) -> str:
     message = f"the input does not fit {program.name}{program.signature}: {error}"
     if given is None:
-        return f"{message}; give it with --input, as JSON"
+        return f"{message}; pass it with --input, as JSON"
     if is_object:
-        return f"{message}; an object gives arguments by their names (one object as such: --input '[{{...}}]')"
-    return f"{message}; a list gives the arguments in order (one list as such: --input '[[...]]')"
+        return f"{message}; an object passes arguments by name (to pass one object: --input '[{{...}}]')"
+    return f"{message}; a list passes arguments by position (to pass one list: --input '[[...]]')"
 
 
 def read(given: str) -> Any:
@@ -82,9 +82,9 @@ def _invalid(text: str, where: str, error: json.JSONDecodeError) -> str:
     if not text.strip():
         return f'{where} is empty; JSON is expected, as in --input \'{{"name": "value"}}\''
     if text.strip()[0].isalpha():
-        message += f"\nA text is JSON in double quotes: --input '{json.dumps(text.strip()[:40])}'"
+        message += f"\nIn JSON, a string is in double quotes: --input '{json.dumps(text.strip()[:40])}'"
     return message
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise Problem(f"--input holds {constant}, which JSON does not know; use null, or a text")
+    raise Problem(f"--input holds {constant}, which is not JSON; use null or a string")

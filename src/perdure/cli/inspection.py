@@ -30,15 +30,17 @@ def inspect(
     id: RunId,
     /,
     *,
-    at: Annotated[str | None, Parameter(help="An op path, or an event number; left out: where it stands.")] = None,
-    module: Annotated[
-        str | None, Parameter(help="The file or module of the workflow; left out: the file that it was executed from.")
+    at: Annotated[
+        str | None, Parameter(help="An op path, or the number of an event; by default the end of its journal.")
     ] = None,
-    width: Annotated[int, Parameter(help="How much of a value is shown.")] = 200,
+    module: Annotated[
+        str | None, Parameter(help="The file or module of the workflow; by default the file in its journal.")
+    ] = None,
+    width: Annotated[int, Parameter(help="How many characters of a value are shown.")] = 200,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
+    """Replay a run up to an op, without effects, and show the current line and its variables."""
     from perdure.authoring.code.frames import inspect as look
     from perdure.kernel.divergence.repair import Repairs
     from perdure.kernel.policies.versions import Programs
@@ -73,7 +75,7 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
     except (Problem, UsageError) as error:
         if module is not None:
             raise
-        note(f"only inputs that were recorded are shown: {error}")
+        note(f"only recorded inputs are shown: {error}")
         return {}
 
 
@@ -110,9 +112,7 @@ def _target(module: str | None, program: str, files: Sequence[str]) -> Target:
 
 def _show(found: Sequence[SuspendedTask], id: str, at: str | None) -> None:
     if not found:
-        note(
-            f"{id!r} has ended: nothing of it is under way" if at is None else f"nothing of {id!r} is under way at {at}"
-        )
+        note(f"run {id!r} has ended" if at is None else f"no task of run {id!r} was running at {at}")
         return
     for number, task in enumerate(found):
         waits = f", waits for {task.waits_for}" if task.waits_for else ""

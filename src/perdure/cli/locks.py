@@ -1,7 +1,8 @@
-"""`perdure locks`: who holds what, and taking a lock away."""
+"""`perdure locks`: list locks with their holders, and release them."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
@@ -9,11 +10,11 @@ from cyclopts import App, Parameter
 from perdure.cli.clients import with_reader
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
-from perdure.cli.output import note, table, when, write_json
+from perdure.cli.output import distance, note, table, when, write_json
 from perdure.client.locks import LockView
 from perdure.client.reader import Reader
 
-app = App(name="locks", help="Look at locks, and take them away.")
+app = App(name="locks", help="List locks, and release them.")
 
 T = TypeVar("T")
 
@@ -27,8 +28,9 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     elif not held:
         note("no lock is held")
     else:
-        rows = [(lock.key, lock.id or "", lock.owner, str(lock.token), when(lock.expires_at)) for lock in held]
-        table(("key", "run", "owner", "token", "expires"), rows, cut=("expires",), fold=("key", "run", "owner"))
+        expires = distance if sys.stdout.isatty() else when
+        rows = [(lock.key, lock.id or "", lock.owner, str(lock.token), expires(lock.expires_at)) for lock in held]
+        table(("key", "run", "owner", "token", "expires"), rows, fold=("key", "run", "owner"))
 
 
 @app.command(sort_key=2)
@@ -36,18 +38,20 @@ def release(
     key: Annotated[str, Parameter(help="The key of the lock.")],
     /,
     *,
-    force: Annotated[bool, Parameter(negative="", help="Also if its holder may be at work inside.")] = False,
+    force: Annotated[
+        bool, Parameter(negative="", help="Release it from any holder, even one that is still working.")
+    ] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Take a lock away from a run that has ended, or with --force from anyone."""
+    """Release a lock of a run that has ended; with --force, of any holder."""
     released = with_reader(opened(store), lambda client: _release(client, key, force))
     if json:
         write_json({"released": released})
     elif released is None:
         note(f"the lock {key!r} is not held")
     else:
-        note(f"the lock {key!r} was taken away from {released.owner}, and is free")
+        note(f"the lock {key!r} was released; its holder was {released.owner}")
 
 
 async def _release(client: Reader, key: str, force: bool) -> LockView | None:
@@ -58,8 +62,8 @@ async def _release(client: Reader, key: str, force: bool) -> LockView | None:
     if run is None or not run.status.finished:
         whose = f"run {run.id!r}, which is {run.status.value}" if run is not None else "which is not a run"
         raise Problem(
-            f"the lock {key!r} is held by {held.owner}, {whose}; it comes free {when(held.expires_at)} if its holder "
-            "has died. With --force it is taken away now, and two may be inside"
+            f"the lock {key!r} is held by {held.owner}, {whose}; if its holder has died, it expires at "
+            f"{when(held.expires_at)}. --force releases it now; if its holder is alive, there may then be two"
         )
     await client.locks.release(key, held.owner)
     return held

@@ -1,6 +1,6 @@
 """The `perdure` command: which commands there are, and how every one of them ends.
 
-Commands are named by their import path and loaded when they are called, so that help and small questions are quick.
+Commands are named by their import path and loaded when they are called, so that help and small commands are quick.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from perdure.errors import InvalidStoreUrl, NoSuchRun, NoSuchSchedule, PerdureEr
 # The module and the summary of each command.
 COMMANDS = {
     "demo": ("perdure.cli.demo:demo", "Watch a run survive the death of its process."),
-    "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
+    "run": ("perdure.cli.run:run", "Run a workflow to its end, or continue it."),
     "runs": (
         "perdure.cli.runs:app",
-        "Look at runs and go back in them: ls, show, steps, journal, watch, diff, inspect, fork, travel, retry; and "
-        "retry, cancel, pause, resume or signal all that match.",
+        "List, inspect, fork and retry runs, or change all that match: ls, show, steps, journal, watch, diff, inspect, "
+        "fork, travel, retry, cancel, pause, resume, signal.",
     ),
-    "signal": ("perdure.cli.messages:signal", "Send a run a signal."),
-    "approve": ("perdure.cli.messages:approve", "Answer a question of a run."),
-    "reject": ("perdure.cli.messages:reject", "Say no to a question of a run."),
+    "signal": ("perdure.cli.messages:signal", "Send a signal to a run."),
+    "approve": ("perdure.cli.messages:approve", "Answer an approval of a run."),
+    "reject": ("perdure.cli.messages:reject", "Reject an approval of a run."),
     "approvals": ("perdure.cli.approvals:app", "List open approvals: ls."),
-    "cancel": ("perdure.cli.messages:cancel", "Ask a run to end."),
-    "pause": ("perdure.cli.messages:pause", "Let no new step of a run begin."),
-    "resume": ("perdure.cli.messages:resume", "Let a paused run go on."),
-    "resolve": ("perdure.cli.messages:resolve", "Let a parked run go on, or end it."),
-    "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
-    "queues": ("perdure.cli.queues:app", "See what waits in queues: ls."),
-    "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until told to stop."),
+    "cancel": ("perdure.cli.messages:cancel", "Cancel a run; it may clean up first."),
+    "pause": ("perdure.cli.messages:pause", "Pause a run: no new step starts."),
+    "resume": ("perdure.cli.messages:resume", "Continue a paused run."),
+    "resolve": ("perdure.cli.messages:resolve", "Continue a parked run, or end it."),
+    "stream": ("perdure.cli.stream:stream", "Follow what the steps of a run emit."),
+    "queues": ("perdure.cli.queues:app", "Show the queues: ls."),
+    "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until it is stopped."),
     "serve": ("perdure.cli.serve:serve", "Serve the dashboard and the HTTP API of a store."),
-    "orchestrators": ("perdure.cli.orchestrators:app", "See who lives and who owns what: ls."),
+    "orchestrators": ("perdure.cli.orchestrators:app", "Show which orchestrators are alive, and what they own: ls."),
     "schedules": (
         "perdure.cli.schedules:app",
-        "Start runs by the clock: ls, add, pause, resume, trigger, backfill, next, delete.",
+        "Start runs on a schedule: ls, add, pause, resume, trigger, backfill, next, delete.",
     ),
-    "locks": ("perdure.cli.locks:app", "Look at locks and take them away: ls, release."),
-    "sweep": ("perdure.cli.sweep:sweep", "Do what is due, and end: for cron jobs and serverless hosts."),
-    "export": ("perdure.cli.capsules:export", "Write a run into a file: its journal, its values, its program."),
-    "import": ("perdure.cli.capsules:import_", "Bring a run from a file into a store, to be looked at."),
-    "compact": ("perdure.cli.capsules:compact", "Leave out of a finished run's journal what its steps showed."),
-    "upgrade-check": ("perdure.cli.upgrade:upgrade_check", "Tell whether open runs fit the code of a module."),
-    "check": ("perdure.cli.check:check", "Look for what a workflow body must not do."),
+    "locks": ("perdure.cli.locks:app", "Show and release locks: ls, release."),
+    "sweep": ("perdure.cli.sweep:sweep", "Execute what is due, and exit: for cron jobs and serverless hosts."),
+    "export": ("perdure.cli.capsules:export", "Write a run to a file, a capsule."),
+    "import": ("perdure.cli.capsules:import_", "Import a run from a file, for reading and replaying."),
+    "compact": ("perdure.cli.capsules:compact", "Remove chunks and progress from the journal of a finished run."),
+    "upgrade-check": ("perdure.cli.upgrade:upgrade_check", "Check whether open runs fit the code of a module."),
+    "check": ("perdure.cli.check:check", "Find what a workflow body must not do."),
     "graph": ("perdure.cli.graph:app", "Draw graphs: show."),
     "flow": (
         "perdure.cli.flow:app",
-        "Check flows, run them, test them and draw them: check, run, test, graph, schema, fmt, import.",
+        "Check, run, test and draw flows: check, run, test, graph, schema, fmt, import.",
     ),
-    "components": ("perdure.cli.components:app", "See what steps of flows can use: ls, show."),
+    "components": ("perdure.cli.components:app", "Show what the steps of flows can use: ls, show."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),
-    "rebuild": ("perdure.cli.upkeep:rebuild", "Compute what is known about runs from their journals anew."),
+    "rebuild": ("perdure.cli.upkeep:rebuild", "Recompute the rows of runs from their journals."),
     "backup": ("perdure.cli.backup:backup", "Copy an SQLite store while engines work on it."),
-    "migrate": ("perdure.cli.migrate:migrate", "Bring the schema of a store up to date."),
-    "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
+    "migrate": ("perdure.cli.migrate:migrate", "Update the schema of a store."),
+    "doctor": ("perdure.cli.doctor:doctor", "Check the store and its environment."),
 }
 
 # Commands whose last argument is easily mistaken for a value.
@@ -71,7 +71,7 @@ def _app(called: str | None) -> App:
     """The app with all commands. Only the called command is imported; the others have a summary line."""
     app = App(
         name="perdure",
-        help="Durable workflows for Python: kill it, run the same command again, it goes on.",
+        help="Durable workflows for Python. Kill one, run the same command again, and it continues.",
         help_epilogue=EPILOGUE,
         help_format="plaintext",
         version=f"perdure {__version__}",
@@ -190,4 +190,4 @@ def _bug(error: Exception) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return f"this should not have happened, please report it: {type(error).__name__}: {error}{where}"
+    return f"an internal error of perdure; please report it: {type(error).__name__}: {error}{where}"

@@ -1,4 +1,4 @@
-"""`perdure migrate`: bring the schema of a store up to date, or say what that would take."""
+"""`perdure migrate`: update the schema of a store, or show what that would do."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from perdure.stores.sqlshared.schema import Applied, Migration, Migrations, migr
 def migrate(
     *,
     status: Annotated[
-        bool, Parameter(negative="", help="Only list what is applied and what is pending; 1 if something is.")
+        bool,
+        Parameter(negative="", help="Only list what is applied and pending; exits with 1 if something is pending."),
     ] = False,
-    sql: Annotated[bool, Parameter(negative="", help="Only print the SQL, to be applied by hand.")] = False,
-    dry_run: Annotated[bool, Parameter(negative="", help="Apply it in a transaction, and take that back.")] = False,
+    sql: Annotated[bool, Parameter(negative="", help="Only print the SQL, to apply it by hand.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Apply it in a transaction, and roll back.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Bring the schema of a store up to date.
+    """Update the schema of a store.
 
-    Any number of processes may do this at once, and engines may go on meanwhile: a migration says which older versions
-    of perdure it works with.
+    Any number of processes may call this at once, and engines may keep working: each migration says which older
+    versions of perdure it works with.
     """
     if status + sql + dry_run > 1:
-        raise Problem("--status, --sql and --dry-run are three different questions; ask one of them")
+        raise Problem("--status, --sql and --dry-run exclude each other; give one of them")
     migrations = migrations_of(open_store(store))
     if migrations is None:
         note(f"{store.partition('://')[0]} stores have no schema: there is nothing to migrate")

@@ -24,18 +24,18 @@ DEFAULT_STORE = "sqlite:///perdure.db"
 
 StoreUrl = Annotated[
     str,
-    Parameter(name="--store", env_var="PERDURE_STORE", help="URL of the store; otherwise the settings say."),
+    Parameter(name="--store", env_var="PERDURE_STORE", help="The URL of the store; by default from the settings."),
 ]
 AsJson = Annotated[
     bool,
-    Parameter(name="--json", negative="", help="Write JSON, for programs to read."),
+    Parameter(name="--json", negative="", help="Write JSON, for programs."),
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
-RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
-Inputs = Annotated[str | None, Parameter(help="A batch: run it for each line of this file, a row as JSON; - is stdin.")]
-Limit = Annotated[int | None, Parameter(help="Of a batch: how many rows run at a time.")]
-Tolerate = Annotated[str | None, Parameter(help="Of a batch: how many rows may fail, as 20 or 1%.")]
-Out = Annotated[str | None, Parameter(help="Of a batch: the file for the results, a line for each row.")]
+RunId = Annotated[str, Parameter(help="The id of the run, or its run_id.")]
+Inputs = Annotated[str | None, Parameter(help="Run a batch: once for each line of this file, a JSON row; - is stdin.")]
+Limit = Annotated[int | None, Parameter(help="For a batch: how many rows run at a time.")]
+Tolerate = Annotated[str | None, Parameter(help="For a batch: how many rows may fail, such as 20 or 1%.")]
+Out = Annotated[str | None, Parameter(help="For a batch: the file for the results, one line per row.")]
 
 # The file of settings that the command in hand was given, if it was.
 _given: ContextVar[str | None] = ContextVar("config", default=None)
@@ -81,22 +81,22 @@ def engine_options(store: str, queues: Sequence[Queue] = ()) -> dict[str, Any]:
 
 
 def seconds(text: str, option: str) -> float:
-    """A length of time, as options give it."""
+    """A duration, as options give it, in seconds."""
     length = parse_duration(text, bare=False)
     if length is None or length < 0:
-        raise Problem(f"{option} {text!r} is no length of time; write 30d, 12h, 90m, 45s or 2w")
+        raise Problem(f"{option} {text!r} is not a duration; write 30d, 12h, 90m, 45s or 2w")
     return length
 
 
 def point(text: str, option: str) -> datetime:
-    """A moment, as options give it: so long ago, or a date and time, which is local unless it names its zone."""
+    """A time, as options give it: how long ago, or a date and time, which is local unless it names its zone."""
     try:
         if parse_duration(text, bare=False) is not None:
             return datetime.now(UTC) - timedelta(seconds=seconds(text, option))
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError):
-        hint = "write 2h, 7d or 45m for so long ago, or a date and time such as 2026-11-16T03:00+01:00"
-        raise Problem(f"{option} {text!r} is no moment; {hint}") from None
+        hint = "write 2h, 7d or 45m (ago), or a date and time such as 2026-11-16T03:00+01:00"
+        raise Problem(f"{option} {text!r} is not a time; {hint}") from None
 
 
 def tags_of(given: list[str]) -> dict[str, str]:

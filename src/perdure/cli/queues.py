@@ -1,4 +1,4 @@
-"""`perdure queues`: what waits in queues, and what of them is under way."""
+"""`perdure queues`: how many runs of each queue wait, and how many are in progress."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from perdure.cli.clients import with_reader
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, span, table, write_json
 
-app = App(name="queues", help="Look at queues.")
+app = App(name="queues", help="Show the queues.")
 
 
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """List the queues that have runs which wait or are under way."""
+    """List the queues that have runs: how many wait, how many are in progress, and the longest wait."""
     queues = with_reader(opened(store), lambda client: client.queues())
     if json:
         # Limits belong to the engines that serve a queue; the store does not know them.
@@ -26,4 +26,4 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
         rows = [
             (q.name, str(q.queued), str(q.running), "" if q.oldest is None else f"{span(q.oldest)}") for q in queues
         ]
-        table(("queue", "queued", "running", "waits for"), rows, fold=("queue",))
+        table(("queue", "queued", "running", "longest wait"), rows, fold=("queue",))

@@ -42,11 +42,13 @@ def run(
     target: str,
     /,
     *,
-    id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
+    id: Annotated[
+        str | None, Parameter(help="The id of the run. If a run with this id exists, it is continued.")
+    ] = None,
     input: Annotated[str | None, Parameter(help="Arguments, as JSON.", allow_leading_hyphen=True)] = None,
-    queue: Annotated[str | None, Parameter(help="The queue it waits in for its turn.")] = None,
-    key: Annotated[str | None, Parameter(help="Its key in the queue: keys take turns.")] = None,
-    priority: Annotated[int, Parameter(help="In the queue, higher goes first.")] = 0,
+    queue: Annotated[str | None, Parameter(help="The queue in which it waits.")] = None,
+    key: Annotated[str | None, Parameter(help="Its key in the queue; keys take turns.")] = None,
+    priority: Annotated[int, Parameter(help="Its priority in the queue; higher ones go first.")] = 0,
     inputs: Inputs = None,
     limit: Limit = None,
     tolerate: Tolerate = None,
@@ -56,15 +58,15 @@ def run(
 ) -> int:
     """Run a workflow to its end and print its result as JSON.
 
-    Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
+    After a crash, the same command with the same --id continues the run from the last step that it finished.
 
-    --input: an object gives keyword arguments, a list positional ones, anything else is the only argument.
+    --input: an object passes arguments by name, a list by position, anything else is the only argument.
     @file.json reads it from a file, - from stdin. With --inputs, it runs once for each line of a file: a batch.
 
     Parameters
     ----------
     target
-        file.py:workflow or module:workflow; the name may be left out where there is just one.
+        file.py:workflow or module:workflow; the name can be left out if there is only one.
     """
     program, module = resolve(target)
     options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
@@ -88,12 +90,12 @@ def perform(
         from perdure.cli.batches import Batch
 
         if input is not None:
-            raise Problem("--input is the input of one run, and --inputs those of many; give one of them")
+            raise Problem("--input is for one run, and --inputs for a batch; give one of them")
         again = f"{command} --inputs {shlex.quote(batch.inputs)}"
         return _performed(Batch(program, module, id, batch, store, json, options), again)
     given = [f"--{name}" for name in ("limit", "tolerate", "out") if getattr(batch, name) is not None]
     if given:
-        raise Problem(f"{' and '.join(given)}: only a batch has that, which is what --inputs makes")
+        raise Problem(f"{' and '.join(given)} can only be used for a batch, with --inputs")
     # Without an input, the id may belong to an existing run that has one.
     wanted = invocation(program, input) if input is not None or id is None else None
     return _performed(Task(program, wanted, module, id, store, json, options), command)
@@ -202,7 +204,7 @@ class Task:
                 "choose another --id, or name that workflow"
             )
         if msgspec.json.decode(wanted.encode(wanted.program, engine.codec)) != existing.input:
-            note(f"run {existing.id!r} exists already, with another input; it keeps its own, and this one is not used")
+            note(f"run {existing.id!r} exists already, with another input; it keeps that, and --input is ignored")
 
     def _report(self, result: RunResult[Any], view: RunView, steps: Sequence[StepView], output: bytes) -> None:
         if self._json:
@@ -221,12 +223,12 @@ class Task:
                 note(f"{result.error}\n{self._describe(view)}")
 
     def _describe(self, view: RunView) -> str:
-        look = f"Look at it: {self.command_for('steps', view.id)}"
+        look = f"To see its steps: {self.command_for('steps', view.id)}"
         if self._ended != view.run_id or view.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             return look
         return (
-            f"It had ended so before this command, which executed nothing.\n{look}\n"
-            f"Let it go on from there: {self.command_for('retry', view.id)}, and the same command again"
+            f"It had already ended; this command executed nothing.\n{look}\n"
+            f"To retry it: {self.command_for('retry', view.id)}, and then this command again"
         )
 
     def command_for(self, verb: str, id: str) -> str:
@@ -239,8 +241,8 @@ class Task:
         if self._started is None:
             note(how)
         elif self._started == self._id:
-            note(f"{how}; run {self._started!r} goes on when you run the same command again")
+            note(f"{how}; the same command continues run {self._started!r}")
         else:
             store = "" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}"
             again = f"perdure {command} --id {self._started}{store}"
-            note(f"{how}; run {self._started!r} goes on with: {again}")
+            note(f"{how}; to continue run {self._started!r}: {again}")

@@ -1,12 +1,13 @@
-"""`perdure runs`: list runs, show one, its steps and its journal, and watch it."""
+"""`perdure runs`: list runs, show one with its steps and its journal, and watch it."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
@@ -43,21 +44,26 @@ from perdure.kernel.events import Batch, Entry, RunParked, RunResumed, RunStatus
 from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR
 
-app = App(name="runs", help="Look at runs, and go back in them.")
+app = App(name="runs", help="List, inspect, fork and retry runs.")
 
 T = TypeVar("T")
+
+# Steps that were started and have no outcome.
+_RUNNING = (StepStatus.RUNNING, StepStatus.UNKNOWN)
+# How much of an error is shown in a table.
+ERROR_WIDTH = 200
 
 
 @app.command(sort_key=1)
 def ls(
     *,
     which: Which = ANY,
-    limit: Annotated[int, Parameter(help="How many at most.")] = 20,
-    cursor: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
+    limit: Annotated[int, Parameter(help="The maximum number of runs.")] = 20,
+    cursor: Annotated[str | None, Parameter(help="Where the previous page ended.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """List runs, newest first, and say why those that do not go on stand still."""
+    """List runs, newest first, and why unfinished ones make no progress."""
 
     async def read(client: Reader) -> tuple[RunPage, dict[str, Why]]:
         page = await client.list(**which.given(), limit=limit, cursor=cursor)
@@ -95,7 +101,7 @@ def ls(
 
 @app.command(sort_key=2)
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """Show a run as it stands."""
+    """Show one run: its status, what it waits for, its last error, its input and output."""
 
     async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None, Source, str]:
         view, steps, why = await view_of(client, id), await client.steps(id), await client.why(id)
@@ -111,7 +117,8 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
         if "\n" in view.reason:
             print(f"\n{clean(view.reason, keep=chr(10))}")
         for part in code.parts:
-            print(f"\n{part.file}:{part.line}, as it was executed last:\n\n{clean(part.text, keep=chr(10)).rstrip()}")
+            print(f"\nThe code at {part.file}:{part.line} when it was last executed:")
+            print(f"\n{clean(part.text, keep=chr(10)).rstrip()}")
 
 
 @app.command(sort_key=3)
@@ -121,15 +128,15 @@ def steps(
     *,
     status: Annotated[list[str] | None, Parameter(help="Only steps in this status; may be repeated.")] = None,
     inputs: Annotated[
-        bool, Parameter(negative="", help="Show their arguments: those recorded, and by replay those the code tells.")
+        bool, Parameter(negative="", help="Show their arguments: recorded ones, and others by replaying the code.")
     ] = False,
     module: Annotated[
-        str | None, Parameter(help="With --inputs: the file or module of the workflow; else what the journal names.")
+        str | None, Parameter(help="With --inputs: the workflow's file or module; by default the file in the journal.")
     ] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Show the steps of a run, in the order they began."""
+    """Show the steps of a run, in the order in which they started."""
     wanted = [_step_status(one) for given in status or [] for one in given.split(",")]
     begun = with_reader(opened(store), lambda client: client.steps(id))
     if inputs:
@@ -141,14 +148,14 @@ def steps(
         return
     if not found:
         which = f"no step of run {id!r} has the status {' or '.join(wanted)}"
-        note(f"run {id!r} has begun no step" if not begun else which)
+        note(f"run {id!r} has started no step" if not begun else which)
         return
     if inputs:
         given = [(s.path, s.status.value, _step_inputs(s), _step_value(s), _short(s.source)) for s in found]
-        table(("op", "status", "inputs", "output", "source"), given, cut=("output",), fold=("op", "inputs"))
+        table(("op", "status", "inputs", "output", "source"), given, fold=("op", "inputs", "output"))
         return
     rows = [(s.path, s.status.value, str(s.attempt), _took(s), _step_value(s), _short(s.source)) for s in found]
-    table(("op", "status", "attempt", "took", "output", "source"), rows, cut=("output",), fold=("op",))
+    table(("op", "status", "attempt", "took", "output", "source"), rows, fold=("op", "output"))
 
 
 @app.command(sort_key=4)
@@ -160,7 +167,7 @@ def journal(
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
+    """Show the journal of a run: every event, numbered from 0. With --json, one event per line."""
 
     async def read(client: Reader) -> tuple[RunView, Sequence[Entry]]:
         return await view_of(client, id), await client.journal(id, _number(start))
@@ -225,7 +232,7 @@ class _Follower(Follower):
                 view = await view_of(client, view.continued_as)
                 self._run_id, self._next = view.run_id, 0
                 if not self._json:
-                    note(f"run {view.id!r} goes on as {view.run_id}")
+                    note(f"run {view.id!r} continues as {view.run_id}")
             if not self._json:
                 self._conclude(view, await client.steps(view.run_id))
         return ENDS[view.status]
@@ -240,7 +247,7 @@ class _Follower(Follower):
             return
         alive = view.owner is not None and await client.store.leases.get(ORCHESTRATOR + view.owner, client.clock.now())
         if not alive:
-            note(f"no process advances run {view.id!r} now; it goes on when an engine with {view.program} is started")
+            note(f"no process advances run {view.id!r}; it continues when an engine that has {view.program} is started")
 
     def _conclude(self, view: RunView, steps: Sequence[StepView]) -> None:
         if view.status is RunStatus.FAILED and view.error is not None:
@@ -254,7 +261,7 @@ def _step_status(text: str) -> StepStatus:
     try:
         return StepStatus(text)
     except ValueError:
-        raise Problem(f"--status {text!r}: a step is {', '.join(StepStatus)}") from None
+        raise Problem(f"--status {text!r} is not a status of a step; choose from {', '.join(StepStatus)}") from None
 
 
 def _number(start: int) -> int:
@@ -267,7 +274,7 @@ def _number(start: int) -> int:
 
 
 def _unparked(batches: Sequence[Batch]) -> str:
-    """When and why the run went on the last time that it was parked; empty if it did not."""
+    """When and why the run was last unparked; empty if it is parked, or never was."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunParked):
@@ -279,7 +286,6 @@ def _unparked(batches: Sequence[Batch]) -> str:
 
 def _facts(view: RunView, steps: Sequence[StepView], why: Why | None, unparked: str) -> list[tuple[str, str]]:
     last = _last_error(steps) if not view.status.finished else None
-    done, running = sum(s.status == "succeeded" for s in steps), [s for s in steps if s.finished_at is None]
     version = f" (version {view.version})" if view.version else ""
     return [
         ("id", view.id),
@@ -291,8 +297,8 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None, unparked: 
         ("reason", first_line(view.reason)),
         ("unparked", unparked),
         ("forked from", view.forked_from or ""),
-        ("goes on from", view.continued_from or ""),
-        ("went on as", view.continued_as or ""),
+        ("continued from", view.continued_from or ""),
+        ("continued as", view.continued_as or ""),
         ("started", when(view.created_at)),
         ("updated", when(view.updated_at) if view.finished_at is None else ""),
         ("finished", when(view.finished_at) + f", took {_took(view)}" if view.finished_at else ""),
@@ -303,10 +309,10 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None, unparked: 
         ("waits for", "\n".join(_waits_for(wait) for wait in view.waits if wait.kind != "child")),
         ("locks", ", ".join(view.locks)),
         ("state", "\n".join(f"{key} = {value_text(value, 200)}" for key, value in view.state.items())),
-        ("steps", f"{done} of {len(steps)} begun have succeeded" if steps else "none begun"),
-        ("progress", "\n".join(f"{s.path} {value_text(s.progress)}" for s in running if s.progress is not None)),
+        ("steps", _counted(steps)),
+        ("running", "\n".join(_running(step) for step in steps if step.status in _RUNNING)),
         ("last error", (last and f"{last.error} ({last.path}, attempt {last.attempt}, {when(last.at)})") or ""),
-        ("journal", f"{view.next_seq} events"),
+        ("journal", f"{view.next_seq} event{'' if view.next_seq == 1 else 's'}"),
         ("input", value_text(view.input, 1000)),
         ("output", value_text(view.output, 1000) if view.status in (RunStatus.COMPLETED, RunStatus.BAILED) else ""),
         ("error", failure_text(view.error, steps, "") if view.error is not None else ""),
@@ -331,6 +337,29 @@ def _last_error(steps: Sequence[StepView]) -> _LastError | None:
         if one.error is not None and one.finished_at is not None
     ]
     return max(failed, key=lambda one: one.at, default=None)
+
+
+def _counted(steps: Sequence[StepView]) -> str:
+    """How many steps have started, and how many are in which status."""
+    if not steps:
+        return "none started"
+    counts = Counter(step.status for step in steps)
+    return ", ".join([f"{len(steps)} started", *(f"{count} {status}" for status, count in counts.items())])
+
+
+def _running(step: StepView) -> str:
+    """A step that is executed, or waits for its next attempt, or lost its owner."""
+    last = step.attempts[-1] if step.attempts else None
+    if last is None:
+        return step.path
+    if step.status is StepStatus.UNKNOWN:
+        since = "outcome unknown: its owner is gone"
+    elif last.finished_at is None:
+        since = f"for {span((datetime.now(UTC) - last.started_at).total_seconds())}"
+    else:
+        since = f"failed, next attempt {when(last.retry_at)}"
+    progress = "" if step.progress is None else f", progress {value_text(step.progress)}"
+    return f"{step.path}, attempt {last.number}, {since}{progress}  ({_short(step.source)})"
 
 
 def _queue(view: RunView) -> str:
@@ -358,14 +387,14 @@ def _step_inputs(step: StepView) -> str:
 
 def _step_value(step: StepView) -> str:
     if step.error is not None:
-        return cut(str(step.error), 60)
+        return cut(first_line(str(step.error)), ERROR_WIDTH)
     failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
     if step.status == "succeeded":
         return value_text(step.output) + (" (by its fallback)" if step.attempts[-1].fallback else "")
     progress = "" if step.progress is None else f"progress: {value_text(step.progress)}"
     if not progress and step.chunks:
-        progress = f"{len(step.chunks)} chunk{'s' * (len(step.chunks) != 1)} shown"
-    return cut(f"last attempt: {failed}", 60) if failed is not None else progress
+        progress = f"{len(step.chunks)} chunk{'s' * (len(step.chunks) != 1)} emitted"
+    return cut(first_line(f"last attempt: {failed}"), ERROR_WIDTH) if failed is not None else progress
 
 
 def _short(source: str) -> str:

@@ -1,4 +1,4 @@
-"""`perdure schedules`: make schedules, look at them, and tell them what to do. Some engine does it."""
+"""`perdure schedules`: create, list and change schedules. An open engine fires them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.client.schedules import ScheduleHandle, ScheduleView
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durations import UNITS, parse_duration
 
-app = App(name="schedules", help="Make schedules, and look after them.")
+app = App(name="schedules", help="Create, list and change schedules.")
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ ScheduleId = Annotated[str, Parameter(help="The id of the schedule.")]
 
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """List schedules, with what they have done and when they fire next."""
+    """List schedules, what they have done, and when they fire next."""
     found = with_client(opened(store), lambda client: client.schedules())
     if json:
         write_json({"schedules": found})
@@ -55,27 +55,33 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
 @app.command(sort_key=2)
 def add(
     id: ScheduleId,
-    target: Annotated[str, Parameter(help="The program: its name, or file.py:workflow, which is checked.")],
+    target: Annotated[
+        str, Parameter(help="The program: its name, or file.py:workflow, against which the input is checked.")
+    ],
     /,
     *,
-    every: Annotated[str | None, Parameter(help="How often: 90, 15m, 2h, 1d.")] = None,
-    cron: Annotated[str | None, Parameter(help="A cron expression, as in '30 2 * * *'.")] = None,
-    timezone: Annotated[str, Parameter(help="The zone of the cron expression.")] = "UTC",
+    every: Annotated[str | None, Parameter(help="The interval: 90 (seconds), 15m, 2h, 1d.")] = None,
+    cron: Annotated[str | None, Parameter(help="A cron expression, such as '30 2 * * *'.")] = None,
+    timezone: Annotated[str, Parameter(help="The time zone of the cron expression.")] = "UTC",
     input: Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")] = None,
     overlap: Annotated[
         str,
-        Parameter(help="While the run before is open: skip, allow, buffer_one, cancel_previous or terminate_previous."),
+        Parameter(
+            help="While the previous run is open: skip, allow, buffer_one, cancel_previous or terminate_previous."
+        ),
     ] = "skip",
-    catch_up: Annotated[str, Parameter(help="Of missed ticks, fire: skip, one, all or 'all(10)'.")] = "one",
+    catch_up: Annotated[
+        str, Parameter(help="Which missed ticks are fired: skip (none), one, all or 'all(10)'.")
+    ] = "one",
     jitter: Annotated[str | None, Parameter(help="Delay each tick by up to this much.")] = None,
-    pause: Annotated[bool, Parameter(negative="", help="Begin paused.")] = False,
-    queue: Annotated[str | None, Parameter(help="The queue in which its runs wait for their turn.")] = None,
-    key: Annotated[str | None, Parameter(help="Whom its runs are for: keys of a queue take turns.")] = None,
-    priority: Annotated[int, Parameter(help="In its queue, a higher one goes first.")] = 0,
+    pause: Annotated[bool, Parameter(negative="", help="Create it paused.")] = False,
+    queue: Annotated[str | None, Parameter(help="The queue of its runs.")] = None,
+    key: Annotated[str | None, Parameter(help="The key of its runs in the queue; keys take turns.")] = None,
+    priority: Annotated[int, Parameter(help="The priority of its runs in the queue; higher ones go first.")] = 0,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Make a schedule, or make the one that exists under this id what is asked for."""
+    """Create a schedule, or update the one with this id."""
     if (every is None) == (cron is None):
         given = "neither was" if every is None else "both were"
         raise Problem(f"a schedule needs either --every 15m or --cron '30 2 * * *', and {given} given")
@@ -111,18 +117,18 @@ def pause(
     id: ScheduleId,
     /,
     *,
-    reason: Annotated[str | None, Parameter(help="Why; it is kept in the journal.")] = None,
+    reason: Annotated[str | None, Parameter(help="The reason; it is recorded in the journal.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Let a schedule fire nothing until it is resumed."""
+    """Pause a schedule: it fires nothing until it is resumed."""
     _send(store, id, json, "paused", lambda handle: handle.pause(reason))
 
 
 @app.command(sort_key=4)
 def resume(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """Let a paused schedule fire again."""
-    _send(store, id, json, "goes on", lambda handle: handle.resume())
+    """Resume a paused schedule."""
+    _send(store, id, json, "resumed", lambda handle: handle.resume())
 
 
 @app.command(sort_key=5)
@@ -138,14 +144,14 @@ def trigger(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson 
 @app.command(sort_key=6)
 def backfill(
     id: ScheduleId,
-    start: Annotated[str, Parameter(help="The first moment, as in 2030-01-01 or 2030-01-01T12:00Z.")],
-    end: Annotated[str, Parameter(help="The moment after the last.")],
+    start: Annotated[str, Parameter(help="The start of the range, such as 2030-01-01 or 2030-01-01T12:00Z.")],
+    end: Annotated[str, Parameter(help="The end of the range, which is not part of it.")],
     /,
     *,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Fire the ticks of a range that is past, and show the ids of their runs."""
+    """Fire the ticks of a past range, and show the ids of their runs."""
     first, last = _moment(start), _moment(end)
     runs = with_client(opened(store), lambda client: _with(client, id, lambda handle: handle.backfill(first, last)))
     if json:
@@ -162,7 +168,7 @@ def next_(
     id: ScheduleId,
     /,
     *,
-    count: Annotated[int, Parameter(help="How many.")] = 10,
+    count: Annotated[int, Parameter(help="How many times to show.")] = 10,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
@@ -177,7 +183,7 @@ def next_(
 
 @app.command(sort_key=8)
 def delete(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """End a schedule; runs that it has started go on."""
+    """Delete a schedule; runs that it has started continue."""
     _send(store, id, json, "deleted", lambda handle: handle.delete())
 
 
@@ -195,7 +201,7 @@ def _invocation(target: str, input: str | None) -> Invocation[Any]:
 def _duration(text: str, option: str) -> timedelta:
     seconds = parse_duration(text, bare=True)
     if seconds is None:
-        raise Problem(f"{option} {text!r} is no duration; write seconds, or a number with one of {', '.join(UNITS)}")
+        raise Problem(f"{option} {text!r} is not a duration; write seconds, or a number with one of {', '.join(UNITS)}")
     if seconds < 0:
         raise Problem(f"{option} {text!r} must be more than zero, as in 15m")
     return timedelta(seconds=seconds)
@@ -205,7 +211,7 @@ def _moment(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Problem(f"{text!r} is no moment; write it as 2030-01-01 or 2030-01-01T12:00+01:00") from error
+        raise Problem(f"{text!r} is not a time; write it as 2030-01-01 or 2030-01-01T12:00+01:00") from error
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 

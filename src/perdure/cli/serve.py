@@ -13,11 +13,11 @@ from perdure.cli.output import log_to_stderr
 def serve(
     *,
     host: Annotated[str, Parameter(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port to listen on; 0 takes one that is free.")] = 8500,
-    log_level: Annotated[LogLevel, Parameter(help="How much it logs to stderr.")] = "info",
+    port: Annotated[int, Parameter(help="The port to listen on; 0 chooses a free one.")] = 8500,
+    log_level: Annotated[LogLevel, Parameter(help="What it logs to stderr.")] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
-    """Serve the dashboard and the HTTP API of a store until Ctrl-C. It executes nothing: workers do."""
+    """Serve the dashboard and the HTTP API of a store until Ctrl-C. It executes nothing; workers do."""
     from perdure.client.client import Client
     from perdure.server.serve import serve as run
     from perdure.stored import StoredPrograms

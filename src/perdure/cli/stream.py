@@ -1,4 +1,4 @@
-"""`perdure stream`: follow what a step shows before it ends, over crashes of its process and of the store's."""
+"""`perdure stream`: follow what a step emits, also when its process or the store crashes in between."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from perdure.kernel.events import RunStatus
 
 def stream(
     id: RunId,
-    step: Annotated[str | None, Parameter(help="An op path such as tokens:0, or a name: its first call.")] = None,
+    step: Annotated[
+        str | None, Parameter(help="An op path such as tokens:0, or a name, for the first step of that name.")
+    ] = None,
     /,
     *,
     start: Annotated[int, Parameter(help="The number of the first chunk to show.")] = 0,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Follow what a step shows until it ends; without a step, all of them until the run ends, and exit as it did.
+    """Follow what a step emits until it ends. Without a step, follow all steps until the run ends, and exit as it did.
 
-    One chunk a line: text as it is, everything else as JSON. --json gives one object a line, with its number.
+    Each chunk is a line: text as it is, everything else as JSON. With --json, each line is an object with the number of
+    the chunk.
     """
     if start < 0:
         raise Problem(f"--start {start}: chunks are numbered from 0")
@@ -48,7 +51,7 @@ class _Follower(Follower):
                 view = await view_of(client, self._id)
                 self._run_id = view.run_id
                 if view.status is RunStatus.PARKED:
-                    note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
+                    note(f"run {view.id!r} is parked; its stream continues when the run does: {view.reason}")
             # By run_id, once known: it includes later incarnations, but no other run under the same id.
             handle = client._handles.of(self._id, self._run_id, None)
             async for chunk in handle.stream(self._step, self._next):
@@ -63,7 +66,7 @@ class _Follower(Follower):
         if self._json:
             write_json(chunk, line=True)
         elif chunk.restart:
-            note(f"{chunk.path} begins again in attempt {chunk.attempt}: what it showed before is void")
+            note(f"{chunk.path} starts over in attempt {chunk.attempt}: discard what it emitted before")
         else:
             value = chunk.value
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()

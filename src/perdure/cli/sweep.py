@@ -1,4 +1,4 @@
-"""`perdure sweep`: do what is due, and end."""
+"""`perdure sweep`: execute what is due, and exit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perdure.cli.targets import load
 
 
 def sweep(
-    module: Annotated[str, Parameter(help="file.py or a module: its workflows, queues, and steps that have one.")],
+    module: Annotated[str, Parameter(help="file.py or a module with the workflows.")],
     /,
     *,
-    max_timers: Annotated[int, Parameter(help="How many due timers to take up at most.")] = 100,
-    max_schedules: Annotated[int, Parameter(help="How many ticks of schedules.")] = 100,
-    max_runs: Annotated[int, Parameter(help="How many runs that are new or lost their owner.")] = 100,
-    until: Annotated[float | None, Parameter(help="Hand over what is not done after so many seconds.")] = None,
+    max_timers: Annotated[int, Parameter(help="The maximum number of waiting runs to continue.")] = 100,
+    max_schedules: Annotated[int, Parameter(help="The maximum number of ticks of schedules.")] = 100,
+    max_runs: Annotated[int, Parameter(help="The maximum number of runs that are new or lost their owner.")] = 100,
+    until: Annotated[float | None, Parameter(help="Hand over what is not done after this many seconds.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Do what is due and end, for hosts without a process that stays."""
+    """Execute what is due, and exit: for cron jobs and serverless hosts."""
     target = load(module)
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")

@@ -163,7 +163,7 @@ def _import_file(place: str) -> ModuleType:
     name = stem if stem not in sys.modules and stem not in sys.stdlib_module_names else f"{stem}_program"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Problem(f"the file {place} is no Python file; {HOW}")
+        raise Problem(f"{place} is not a Python file; {HOW}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     loader = spec.loader
     _guarded(place, lambda: loader.exec_module(module))
@@ -188,8 +188,8 @@ def _guarded(place: str, work: Callable[[], T]) -> T:
         return work()
     except SystemExit as error:
         raise Problem(
-            f"{place} ended the process while it was imported; put what is to happen when the file is run as a script "
-            'under `if __name__ == "__main__":`'
+            f"{place} ended the process while it was imported; put the code that starts runs under "
+            '`if __name__ == "__main__":`'
         ) from error
     except ModuleNotFoundError as error:
         if error.name is not None and f"{place}.".startswith(f"{error.name}."):

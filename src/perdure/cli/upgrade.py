@@ -1,4 +1,4 @@
-"""`perdure upgrade-check`: tell whether open runs fit the code of a module, before it is deployed."""
+"""`perdure upgrade-check`: check whether open runs fit the code of a module, before it is deployed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ EXAMPLES = 3
 
 
 def upgrade_check(
-    module: Annotated[str, Parameter(help="file.py or module that has the new workflows.")],
+    module: Annotated[str, Parameter(help="file.py or module with the new workflows.")],
     /,
     *,
-    sample: Annotated[int | None, Parameter(help="Check only so many runs, spread over all.")] = None,
+    sample: Annotated[int | None, Parameter(help="Check only this many runs, spread over all.")] = None,
     format: Annotated[
-        Literal["text", "json", "github"], Parameter(help="github: annotations of a workflow of GitHub Actions.")
+        Literal["text", "json", "github"], Parameter(help="github: annotations for GitHub Actions.")
     ] = "text",
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Replay every open run against the code of a module, with no effects and no writes.
+    """Replay every open run against the code of a module. It calls no step and writes nothing.
 
-    Ends with 0 when all of them are safe, and with 1 when any needs a patch or breaks.
+    Exits with 0 when all runs are safe, and with 1 when any needs a patch or breaks.
     """
     target = load(module)
     programs = Programs(target.programs.values())

@@ -1,4 +1,4 @@
-"""`perdure prune` and `perdure rebuild`: what may go, and rows that say what their journals say."""
+"""`perdure prune` and `perdure rebuild`: remove old runs, and recompute rows from journals."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def prune(
         Parameter(help="How it must have ended: completed, failed, cancelled, bailed; may be repeated."),
     ] = None,
     archive: Annotated[str | None, Parameter(help="Write each run into a capsule in this directory first.")] = None,
-    grace: Annotated[str, Parameter(help="Leave blobs alone that were put within this time.")] = "1h",
+    grace: Annotated[str, Parameter(help="Keep blobs that were put within this time.")] = "1h",
     items: Annotated[
         bool, Parameter(negative="", help="Remove only the journals of the items of long maps; the runs stay.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(negative="", help="Say what would go, and leave it as it is.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only report what would be removed.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Remove runs that ended long ago, with their children, and large values that nothing refers to any more.
+    """Remove runs that ended long ago, with their children, and large values to which no journal refers.
 
-    Without --status only runs that completed go. Runs that have not ended never do. Exits with 1 when a run stays
+    Without --status, only completed runs are removed. Unfinished runs never are. Exits with 1 when a run was kept
     because it could not be archived.
     """
     age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
@@ -64,13 +64,13 @@ def _show_pruned(report: PruneReport) -> None:
 
 def rebuild(
     *,
-    dry_run: Annotated[bool, Parameter(negative="", help="Say what differs, and leave it as it is.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only report what differs.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Compute the rows of all runs from their journals, tell where they differ, and mend them.
+    """Recompute the rows of all runs from their journals, report differences, and repair them.
 
-    Exits with 1 when a journal is damaged, and after a dry run that found differences.
+    Exits with 1 when a journal is damaged, and when a dry run found differences.
     """
     report = with_client(open_store(store), lambda client: client.rebuild(dry_run=dry_run))
     if json:
@@ -84,9 +84,9 @@ def rebuild(
         for damaged in report.damaged:
             note(f"the journal of run_id {damaged.run_id} is damaged: {damaged.reason}")
         for run_id in report.busy:
-            note(f"run_id {run_id} went on too quickly to be compared; try again")
-        mended = "would be mended" if dry_run else "mended"
-        note(f"{_count(report.journals, 'journal')} read, the rows of {report.mended:,} {mended}")
+            note(f"run_id {run_id} changed while it was compared; try again")
+        repaired = "would be repaired" if dry_run else "repaired"
+        note(f"{_count(report.journals, 'journal')} read, {_count(report.mended, 'run')} {repaired}")
     return Exit.FAILED if report.damaged or (dry_run and report.differences) else Exit.OK
 
 

@@ -29,36 +29,38 @@ def worker(
     module: str | None = None,
     /,
     *,
-    queues: Annotated[
-        str | None, Parameter(help="Take runs of these queues alone, as a,b; otherwise all, and runs that are in none.")
+    queues: Annotated[str | None, Parameter(help="Serve only these queues, such as a,b; by default all runs.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="The orchestrator's name; by default one made of the host and the module.")
     ] = None,
-    name: Annotated[str | None, Parameter(help="Its name among the engines of the store; made if left out.")] = None,
-    max_concurrency: Annotated[int | None, Parameter(help="How many steps it runs at once; 1000 if left out.")] = None,
-    threads: Annotated[int | None, Parameter(help="How many `def` steps it runs at once; 64 if left out.")] = None,
+    max_concurrency: Annotated[int | None, Parameter(help="How many steps may run at once; 1000 by default.")] = None,
+    threads: Annotated[int | None, Parameter(help="How many of them may be `def` steps; 64 by default.")] = None,
     grace: Annotated[
-        str | None, Parameter(help="How long steps may go on after SIGTERM, such as 45s or 10m; 30s if left out.")
+        str | None, Parameter(help="How long running steps get after SIGTERM, such as 45s or 10m; 30s by default.")
     ] = None,
     log_level: Annotated[
-        LogLevel, Parameter(help="How much it logs to stderr; info has a line for each attempt that fails.")
+        LogLevel, Parameter(help="What it logs to stderr; info has a line for each failed attempt.")
     ] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
-    """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
+    """Execute the runs of a module's workflows until SIGTERM or Ctrl-C, and then hand them over.
 
-    Steps that are under way then have until the grace is over; a second signal ends it. Runs that wait go at once.
+    Running steps get the grace to end; a second signal cancels them. Runs that only wait are handed over at once.
 
-    Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits, and
-    schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), are made or changed. Its steps find
-    what resources = {"db": ...} in it holds.
+    The worker applies the limits of the queues in the module, such as emails = Queue("emails", concurrency=5), creates
+    or updates its schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), and gives its steps
+    the resources in resources = {"db": ...}.
 
     Parameters
     ----------
     module
-        file.py or a module: all its workflows, queues and steps that have a queue. Otherwise the settings say.
+        file.py or a module; by default from the settings.
     """
     module = module or settings().module
     if module is None:
-        raise Problem("say whose workflows to execute: perdure worker flows.py, or `module: flows` in the settings")
+        raise Problem(
+            "name the module whose workflows to execute: perdure worker flows.py, or `module: flows` in the settings"
+        )
     target = load(module)
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
@@ -87,7 +89,7 @@ def worker(
     try:
         _run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
     except asyncio.CancelledError:
-        pass  # by a second signal: running steps are abandoned, and their runs released
+        pass  # a second signal: running steps are abandoned, and their runs released
     return Exit.OK
 
 
@@ -103,7 +105,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             except SystemExit as error:
                 if task.done():
                     raise
-                log.error("a task of a step raised %r: it has ended, and the worker goes on", error)
+                log.error("a task that a step created raised %r; the task has ended, and the worker continues", error)
 
 
 async def _work(
@@ -118,11 +120,11 @@ async def _work(
         await asyncio.wait(signalled, return_when=asyncio.FIRST_COMPLETED)
         if engine.superseded.is_set() and not stop.is_set():
             # No error: a supervisor would start it again, and it would take its name back.
-            note(f"stopping: another process has been started as {engine.name}")
+            note(f"stopping: another process was started under the name {engine.name}")
         else:
             note(
-                f"stopping: runs that wait are handed over, and steps under way have {grace:g} s; a second SIGTERM or "
-                "Ctrl-C leaves at once"
+                f"stopping: waiting runs are handed over, and running steps get {grace:g} s; a second SIGTERM or "
+                "Ctrl-C stops at once"
             )
     signals.exit.within(LEAVE_SECONDS, Exit.OK)
 

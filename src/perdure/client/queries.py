@@ -281,7 +281,7 @@ class Queries:
             under_way={one.queue: one.running for one in stats},
         )
 
-    async def _queued(self, queue: str, newest: str) -> tuple[list[RunRow], bool]:
+    async def _queued(self, queue: str, newest: str) -> tuple[Sequence[RunRow], bool]:
         """Queued runs of a queue, and whether all are among them that were started before one of them, the `newest`."""
         filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ, values=False)
         rows = [row for row, _ in await self._base.store.runs.list(filter)]
