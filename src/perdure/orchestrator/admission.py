@@ -47,7 +47,7 @@ class Turn(Enum):
 
 
 def turn_of(state: RunState, admit: Queue | None, now: float) -> Turn:
-    """When a run may be advanced. `admit`: its queue, where it may begin within the limits of that."""
+    """When a run may be advanced. `admit`: its queue, if it may begin within the limits of the queue."""
     started = state.started
     if state.epoch > 0 or started is None:
         return Turn.NOW
@@ -73,7 +73,7 @@ class Admission:
         self._session, self._runs, self._wakeups = session, session.runs, session.wakeups
         self._store, self._clock = session.store.queues, session.clock
         self._queues, self._capacity, self._enter, self._config = queues, capacity, enter, config
-        # When to poll even if nothing happens; None: when something does.
+        # When to poll even if nothing happens; None: only when something does.
         self.next_poll: float | None = None
         # Whether runs were left in their queues because so many were in memory already.
         self.crowded = False
@@ -90,8 +90,8 @@ class Admission:
     async def poll(self, most: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
         """Begin what may begin, a few of each queue and `most` of all, while there is room for them in memory here.
 
-        `waiting` are the queues that have queued runs, where that is known. Says which runs it began; some of them may
-        have ended meanwhile.
+        `waiting` are the queues that have queued runs, if that is known. Returns the runs that it began; some of them
+        may have ended since.
         """
         if self.due(self._clock.now()):
             waiting = None  # runs were queued since that was read
@@ -142,6 +142,6 @@ class Admission:
         return [run_id for run_id, one in admitted.items() if one.done() and one.result() is None]
 
     async def _refusals(self, admitted: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
-        """The refusals, when all are known: what has begun must be seen to count before the next poll."""
+        """Wait for the claims, and return the refusals: the next poll must count the runs that have begun."""
         done, _ = await asyncio.wait(list(admitted), timeout=self._config.claim_wait)
         return [full for one in done if (full := one.result()) is not None]

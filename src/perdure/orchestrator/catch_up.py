@@ -1,4 +1,4 @@
-"""Catch up with what other processes have appended to journals of runs that are in memory here."""
+"""Catch up with the events that other processes have appended to the journals of runs in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.orchestrator.session import Session
 
 
 class CatchUp:
-    """Reads the ends of journals, or all of one where its end is not enough.
+    """Reads the tails of journals; the whole journal if its tail is not enough.
 
     `inflate` puts the values in place that a journal has offloaded, `rejoin` gives a run a new driver on its whole
     journal, `settle` sees to a run that has caught up, `evict` takes a driver out of memory, `broke` parks a run that
@@ -51,7 +51,7 @@ class CatchUp:
         quiet = [driver for driver in wanted if driver.quiet]
         heads = await self._journal.heads([driver.run_id for driver in quiet]) if quiet else {}
         for driver in quiet:
-            # Meanwhile it may have written itself; then its own append met the conflict.
+            # If it has appended since, its own append has met the conflict.
             if heads.get(driver.run_id, 0) > driver.outbox.committed and driver.quiet:
                 self.begin(driver)
 
@@ -92,7 +92,7 @@ class CatchUp:
         return True
 
     async def _read_tail(self, driver: Driver) -> bool:
-        """Where the journal holds all that the driver knows, the external events since are all there is to read."""
+        """Read and apply the tail. False if it is not made of external events alone, or does not follow the state."""
         tail = await self._journal.read(driver.run_id, driver.state.next_seq)
         if not tail or not all(type(event) in FROM_OUTSIDE for batch in tail for event in batch.events):
             return False

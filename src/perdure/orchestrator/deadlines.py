@@ -31,7 +31,7 @@ class DeadlinesReport:
 
 
 class Deadlines:
-    """Knows the next deadline of such a run, and queries nothing while there are none."""
+    """Knows the next deadline of such runs. While there are none, it queries nothing."""
 
     name = "ending late runs"
 
@@ -88,7 +88,7 @@ class Deadlines:
         return ended
 
     async def _without_orchestrator(self) -> Sequence[str]:
-        """The programs with unfinished runs of which no live orchestrator takes every run."""
+        """The programs with unfinished runs that no live orchestrator serves completely."""
         orchestrator, more = self._orchestrator, self._versions_missing
         found = await orchestrator.store.runs.programs()
         ours = orchestrator.programs if orchestrator.serves is None else ()

@@ -115,7 +115,7 @@ class FitCheck:
         self.time = orchestrator.loop.time
         self._wanted = asyncio.Event()
         self._wanted.set()
-        # The digests of journals that fit, or are those of other engines' programs; and of those that do not fit, and
+        # The digests of journals that fit, of journals of other engines' programs, and of journals that do not fit and
         # were left to other orchestrators.
         self._fits: set[bytes] = set()
         self._foreign: set[bytes] = set()
@@ -249,7 +249,7 @@ class FitCheck:
         return True
 
     def _is_unchecked(self, row: RunRow, journal: bytes) -> bool:
-        """Whether a run is to be replayed: it is ours or no live owner's, and was not checked as it is."""
+        """Whether to replay a run: no other live orchestrator owns it, and it was not checked in its present state."""
         orchestrator = self._orchestrator
         if row.root or row.owner in self._others or orchestrator.runs.state(row.run_id) not in (ABSENT, LEFT):
             return False
@@ -319,7 +319,7 @@ class FitCheck:
         if missing is None:
             yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
         elif loader.follows_its_owner(one.batches, missing):
-            # It was taken away from the program of this process. Any other is a program of another engine.
+            # The code of this process had it before. Any other missing program belongs to another engine.
             raise missing
 
     # --- other orchestrators --------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Heartbeat:
         spare = recovery.idle_heartbeat - pause
         if await self._is_due_within(pause) or not self._renewed or spare <= 0 or not orchestrator.idle:
             return
-        # The first run that comes into memory finds a fresh lease: its first step may block the event loop.
+        # Before the first run comes into memory the lease is renewed: the run's first step may block the event loop.
         orchestrator.wakeups.heartbeat_slowed = True
         try:
             await self._is_due_within(spare)

@@ -1,4 +1,4 @@
-"""Deliver messages of callers to runs that are in memory here. What they come to is decided in `kernel/inbound`."""
+"""Deliver messages of callers to runs that are in memory here. `kernel/inbound` decides what to record of them."""
 
 from __future__ import annotations
 

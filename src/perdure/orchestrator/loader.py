@@ -125,11 +125,11 @@ class Loader:
         self._rules, self._deadline = rules, deadline
         self._evict, self._settle, self._enter_soon, self._stop_broken = evict, settle, enter_soon, stop_broken
         self._repairs = Repairs(session.programs)
-        # Called when a run lacks something that the process before this one had; and whether another live orchestrator
-        # may continue a run that lacks something here.
+        # `on_missing` is called when a run lacks something that the process before this one had. `others_may_take`:
+        # whether another live orchestrator may continue a run that lacks something here.
         self.on_missing: Callable[[], None] = lambda: None
         self.others_may_take: Callable[[RunStarted, Exception], Awaitable[bool]] = _no_others
-        # Steps of a run that was started here see the context variables of its caller, those of others ours.
+        # Steps of a run that was started here see the context variables of its caller; all others see these.
         self._variables = copy_context()
 
     # --- the one entrance -----------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ class Loader:
     async def enter(self, request: EntryRequest) -> Entered:
         """Bring runs into memory and do what is due.
 
-        Starting a run returns when its start is durable, and raises why it is not. A run that is known here already, or
-        that another owner has claimed meanwhile, is left where it is. A suspect is entered on trial only.
+        A start returns when it is durable, and raises if it cannot be. A run that is known here already, or that
+        another owner has claimed since, is left alone. A suspect is entered on trial only.
         """
         if request.new is not None:
             await self._start(request.run_ids[0], request.new)
@@ -176,7 +176,7 @@ class Loader:
             self._quarantine.begin()
 
     def _accept(self, request: EntryRequest) -> list[RunSlot]:
-        """The slots of the runs that may be loaded now. Those that are being loaded are looked at again afterwards."""
+        """The slots of the runs that may be loaded now. A run that is being loaded is loaded again afterwards."""
         slots: list[RunSlot] = []
         if self._session.at_work:
             for run_id in dict.fromkeys(request.run_ids):
@@ -197,9 +197,9 @@ class Loader:
         variables: Context,
         size: int = 0,
     ) -> Exception | None:
-        """Give a run its driver and let it act; None from `replay`: not now. Call it from no task.
+        """Give a run its driver and let it act, unless `replay` returns None. Call it in a callback, not in a task.
 
-        What goes wrong takes the driver out of memory again, and is returned: it stops this run and no other.
+        An error evicts the driver and is returned: it stops this run and no other.
         """
         try:
             replayed = replay()
@@ -304,7 +304,7 @@ class Loader:
             self._settle(slot.driver)
 
     def rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
-        """Continue the attempts of a driver on the journal as it is now, or evict the run if it has another owner."""
+        """Continue the attempts of a driver on the present journal, or evict the run if it has another owner."""
         if not self._runs.has(old):
             return
         run_id = old.run_id
@@ -320,8 +320,8 @@ class Loader:
                 self.turn_over(run_id)
                 self._observer.finished(row(state))
             elif unclaimed or old.adopting:
-                # What met the conflict was the claim, or what follows from it: unless another owner has claimed, again.
-                # So too for a parked run that was about to go on.
+                # The append that lost was the claim itself, or came right after it: claim again, unless another owner
+                # has claimed. The same holds for a parked run that was about to continue.
                 if state.parked is not None:
                     self._parking.entered_again.add(run_id)
                 self._enter_soon(run_id)
@@ -347,14 +347,14 @@ class Loader:
             self._stop_broken(run_id, error, old.id)
 
     def _park(self, state: RunState, error: Exception, one: Ready) -> None:
-        """Park a run that the code of this process cannot continue. Nothing loads it while a fix is being tried."""
+        """Park a run that the code of this process cannot continue. While a fix is being tried, nothing loads it."""
         if self._runs.may(state.run_id, PARKING):
             slot = self._runs.slot(state.run_id)
             self._runs.move(slot, PARKING)
             self._session.spawn(self._park_or_enter(slot, state, error, one))
 
     async def _leave_or_park(self, state: RunState, error: UnknownProgram | UnknownVersion, one: Ready) -> None:
-        """Release a run with a child that cannot continue here, if another orchestrator has all that it needs."""
+        """Park a run with a child that cannot continue here; or release it, if another orchestrator has its program."""
         if not await self.others_may_take(one.started, error):
             self._park(state, error, one)
         elif self._session.owns(state):
@@ -398,7 +398,7 @@ class Loader:
         return await self._session.in_turns(explain_parts(error, opened, one.batches, self._programs))
 
     async def _with_repair(self, error: Exception, one: Ready) -> Exception:
-        """The same divergence with a change of the code that lets this run go on, if there is one."""
+        """The same divergence, with a change of the code that lets this run continue, if there is one."""
         sources, codec = await sources_of(self._store.blobs, one.batches), self._services.codec
         repairing = self._repairs.repair(error, one.batches, sources)
         fit: bool | None = None
@@ -409,14 +409,14 @@ class Loader:
     # --- replay ---------------------------------------------------------------------------------------------------
 
     def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
-        """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
+        """Replay a journal with its program; raises Diverged if they do not fit. Call it in a callback, in no task."""
         return follow(lambda kind: self._open(started, run_id, batches, kind), batches, self._programs)
 
     def _open(
         self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay
     ) -> Replay:
         def rules(program: Program) -> Resolver | None:
-            # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
+            # The rules of users are about their steps, including remote ones; perdure's own programs have their own.
             if isinstance(program, Chunks):
                 program = program.graph(started)
             ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
@@ -430,9 +430,10 @@ class Loader:
         return await self._payloads.inflate_needed(batches, opened, self._session.in_callback)
 
     def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, None]:
-        """Raise what would keep a run from continuing here; the caller may pause between parts of a long journal.
+        """Raise the error that would keep a run from continuing here; the caller may pause between parts.
 
-        Writes nothing, calls no step. Of a run that has not begun, the body is not begun either. Call it from no task.
+        Writes nothing, calls no step, and does not begin a body that has not begun. Call it in a callback, not in a
+        task.
         """
         if not any(isinstance(event, RunClaimed) for batch in batches for event in batch.events):
             self._check_input(started)
@@ -446,7 +447,7 @@ class Loader:
         self._programs.find(started.program, started.version).check_input(started.input, self._services.codec)
 
     async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
-        """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
+        """Raise the error that would keep a run with this journal from continuing. Writes nothing, calls no step."""
         started = await self._payloads.with_input(batches)
         await self._services.programs.load(started, batches)
         whole = await self.inflate(run_id, started, batches)
@@ -513,7 +514,7 @@ class Loader:
             self._session.spawn(self._turns.give_back(run_id))
 
     def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
-        """Do something with one run; what goes wrong parks that run, and the others are loaded."""
+        """Do something with one run. An error parks that run, and the others are loaded."""
         try:
             return work(one)
         except BaseException as raised:
@@ -540,12 +541,12 @@ class Loader:
                 raise  # out of reach is not damaged
             except PerdureError as error:
                 await self._parking.park_unread(run_id, str(error))
-            except Exception as error:  # whatever it is, it stops this run and no other
+            except Exception as error:  # it stops this run and no other
                 await self._parking.park_unread(run_id, f"{type(error).__name__}: {error}")
         return ready
 
     def _takes_references(self, started: RunStarted) -> bool:
-        """Whether the program of a run hands values on by reference: what it needs of them only its replay can tell."""
+        """Whether the program of a run passes values by reference: then only replay can tell which ones it needs."""
         try:
             known = started.program in self._programs and self._programs.is_loaded(started.program)
             return known and self._programs.find(started.program, started.version).dataflow is not None
@@ -553,7 +554,7 @@ class Loader:
             return False
 
     async def _load_needed(self, one: Ready) -> bool:
-        """Load the values that a run needs to continue; it may be ours already. False: it is parked instead."""
+        """Load the values that a run needs to continue. False: that failed, and the run is parked."""
         while self._takes_references(one.started):
             try:
                 one.batches = await self.inflate(one.run_id, one.started, one.batches)
@@ -569,7 +570,7 @@ class Loader:
         return True
 
     def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
-        """Whether a run is to continue here, by the end of its journal: only a likely owner should pay for replay."""
+        """Whether a run is to continue here. Reads the end of its journal: only a likely owner should pay for more."""
         finished, one.claim = claim_in_force(one.batches)
         owner = None if one.claim is None else one.claim.owner
         if finished:
@@ -594,7 +595,7 @@ class Loader:
         return serves is None or one.started.queue in serves
 
     def follows_its_owner(self, batches: Sequence[Batch], missing: UnknownProgram | UnknownVersion) -> bool:
-        """Whether this process comes after the one that had a run last: what is missing was taken away from it."""
+        """Whether this process succeeds the last owner of a run, which had what is missing here."""
         for batch in reversed(batches):
             for event in reversed(batch.events):
                 if isinstance(event, RunClaimed):
@@ -603,7 +604,7 @@ class Loader:
         return False
 
     async def _heal(self, one: Ready) -> None:
-        """Where the row of a run names another owner than its journal, which is right, write the row again."""
+        """If the row of a run names another owner than its journal, write the row again: the journal is right."""
         state = fold(one.run_id, one.batches)
         try:
             found = await self._store.runs.get(one.run_id)
@@ -615,10 +616,10 @@ class Loader:
     async def _claim_lost(
         self, ready: Sequence[Ready], slots: dict[str, RunSlot], request: EntryRequest
     ) -> tuple[list[Ready], list[str]]:
-        """Claim the runs that have lost their owner, in one commit, before anything of them is replayed.
+        """Claim the runs that have lost their owner, in one commit, before any of them is replayed.
 
-        A run that takes its orchestrator down may do so in its replay; only a claim that is in the journal by then is
-        counted. Says which runs are to be installed, and which were not claimed because another append came first.
+        A run may kill its orchestrator during replay, and quarantine counts only the claims in the journal. Returns the
+        runs to install, and those that were not claimed because another append came first.
         """
         sure: list[Ready] = []
         claims: list[tuple[Ready, Append]] = []
@@ -648,7 +649,7 @@ class Loader:
         return sure, missed
 
     def _claim_of(self, one: Ready, slot: RunSlot, request: EntryRequest) -> Append | bool:
-        """The claim that has to be written before a run is replayed; True: none; False: it is left where it is."""
+        """The claim to write before a run is replayed. True: none is needed; False: the run is left alone."""
         if slot.state is not LOADING:
             return False
         if not self._lost_its_owner(one):
@@ -666,7 +667,7 @@ class Loader:
         return msgspec.structs.replace(append, admit=admit) if claim.epoch == 1 and admit is not None else append
 
     def _lost_its_owner(self, one: Ready) -> bool:
-        """Whether a process may have died of this run: it had an owner, or has been waiting to begin for too long."""
+        """Whether this run may have killed a process: it had an owner, or has been waiting to begin for too long."""
         if one.claim is not None:
             return (one.claim.owner, one.claim.session) != (self._session.name, self._session.id)
         first = one.batches[0].events
@@ -678,8 +679,8 @@ class Loader:
         started, version = state.started, ""
         names: tuple[str, ...] = ()
         if started is not None and not started.version and state.epoch == 0 and not started.remote:
-            # Started by name alone: it begins with the version that this engine has, and keeps to it; and so do its
-            # arguments, if they were given by position, with the parameters that they are bound to.
+            # Started by name alone: it keeps the version that this engine has. Arguments that were given by position
+            # keep the parameters that they are bound to now.
             program = self._programs.find(started.program, "")
             version = program.version
             if started.input_blob or bytes(started.input).startswith(b"["):
@@ -687,7 +688,7 @@ class Loader:
         return self._session.claim(state, version, early=early, tried=tried, names=names)
 
     def _await_turn(self, slot: RunSlot, state: RunState, turn: Turn) -> None:
-        """Leave a run where it is, and see that it is entered again when it may begin, which may be at once."""
+        """Leave a run for now, and have it entered again when it may begin, which may be at once."""
         self._runs.move(slot, ABSENT)
         if turn is Turn.AFTER_PARKING:
             # It fits the code again: it waits for its turn.
@@ -708,9 +709,9 @@ class Loader:
     # --- too late -------------------------------------------------------------------------------------------------
 
     async def end_late(self, run_ids: Sequence[str], alive: Collection[str]) -> int:
-        """End runs whose deadline has passed, whatever their program, and say how many: that needs none of their code.
+        """End runs whose deadline has passed, and return how many. This needs none of their code.
 
-        Those that an owner in `alive` advances, or that are in memory here, are left to it.
+        Runs that an owner in `alive` advances, or that are in memory here, end by themselves.
         """
 
         def is_not_advanced(state: RunState) -> bool:
@@ -731,7 +732,7 @@ class Loader:
     ) -> tuple[list[Ready], list[str]]:
         """End runs whose deadline has passed before they could begin, or while they were stopped.
 
-        Says which are left, and which could not be ended because another append came first.
+        Returns the other runs, and the run_ids of those that could not be ended because another append came first.
         """
         now = self._clock.now()
         left: list[Ready] = []
@@ -765,7 +766,7 @@ class Loader:
         return left, missed
 
     def _stands_still(self, state: RunState) -> bool:
-        """Whether no owner advances a run: it waits to begin, is parked, or waits here for locks it had."""
+        """Whether no owner advances a run: it waits to begin, is parked, or waits here to regain its locks."""
         if state.epoch == 0 or state.parked is not None:
             return True
         return self._session.owns(state) and not self._locks.has_all(state)

@@ -1,7 +1,7 @@
-"""Locks of runs: taken when a body waits for one, given back when its journal says so, taken again after a takeover.
+"""Locks of runs: acquired when a body waits for one, released when its journal says so, regained after a takeover.
 
-The journal knows what a run holds. The lease behind a lock bears the name of the run and the op that asked for it, so
-any orchestrator that owns the run can renew it, and no other process can give it back.
+The journal says which locks a run holds. The owner of the lease behind a lock is named after the run and the op that
+acquired it, so any orchestrator that owns the run can renew the lease, and no other process can release it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMER = 2
 
 
 class RunLocks:
-    """What the runs of one orchestrator hold and wait for.
+    """The locks that the runs of one orchestrator hold and wait for.
 
     `restart` loads a run again from its journal, `broke` and `stop_broken` park a run that an error of the engine
     stopped, in memory or not.
@@ -56,7 +56,7 @@ class RunLocks:
         self._enter_soon, self._restart, self._broke, self._stop_broken = enter_soon, restart, broke, stop_broken
         self._holds: dict[str, dict[str, Hold]] = {}
         self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
-        # Waits that end because the run was evicted: another process may hold the same lock in the run's name by now.
+        # Waits that end because the run was evicted: by then another process may hold the lock in the name of the run.
         self._leaving: set[tuple[str, str]] = set()
         # Of the runs that regain their locks: the task, and the state by which they hold them.
         self._regaining: dict[str, tuple[asyncio.Task[None], RunState]] = {}
@@ -102,7 +102,7 @@ class RunLocks:
                 self._loop.call_soon(self._deliver, driver.run_id, op)
 
     def ended(self, run_id: str) -> None:
-        """Give back everything that a run holds: it is finished."""
+        """Release every lock of a run that has finished."""
         self._end(run_id, "")
 
     def _end(self, run_id: str, path: str) -> None:
@@ -214,7 +214,7 @@ class RunLocks:
         self._regaining[state.run_id] = task, state
 
     async def shut_out(self, run_id: str) -> bool:
-        """Whether another run holds a lock that this one has to have again."""
+        """Whether another run holds a lock that this one has to regain."""
         _, state = self._regaining.get(run_id, (None, None))
         for op, held in list(state.locks.items()) if state is not None else ():
             owner = await self._locker.owner(held.key)
@@ -223,7 +223,7 @@ class RunLocks:
         return False
 
     def renewed(self, state: RunState) -> list[ValueRecorded]:
-        """What to record of locks that another run has held meanwhile: their tokens are new."""
+        """The new tokens of locks that another run has held in between, to be recorded."""
         holds = self._holds.get(state.run_id, {})
         return [
             ValueRecorded(op, "lock", _raw(holds[op].token))
@@ -258,9 +258,9 @@ class RunLocks:
     async def _claim(self, state: RunState, *, waits: bool) -> bool:
         """Become the owner of a run, and do nothing else with it; False when another append came first.
 
-        A parked run is resumed by that: it fits the code, and its callers must not be answered that it is parked. If it
-        `waits` for its locks, a second claim shows that this process survived its replay. Nothing of it is executed
-        until it has them: however many owners end meanwhile, it killed none of them.
+        This resumes a parked run: it fits the code, and its callers must not get the answer that it is parked. If it
+        `waits` for its locks, a second claim shows that this process survived its replay. Until it has them, nothing of
+        it is executed, so it cannot have killed the owners that end in that time.
         """
         events = list(self._parking.unpark(state))
         claim = self._session.claim(state, early=True)

@@ -36,7 +36,7 @@ log = logging.getLogger("perdure")
 
 # How many characters a registration has at most: it is part of an index.
 REGISTRATION_SIZE = 1000
-# How many leases of that size at most hold what the programs take; where that is not enough, it is not registered.
+# At most this many leases of that size hold the signatures; if they are not enough, the signatures are not registered.
 SIGNATURE_PARTS = 50
 
 
@@ -74,7 +74,7 @@ class Superseded(Exception):
 
 
 class Membership:
-    """One orchestrator among those of a store: its lease, its registration, and the others that are alive."""
+    """The membership of one orchestrator in those of a store: its lease, its registration, and the live others."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Membership:
 
     def _missed(self, reason: str) -> None:
         if reason == self._reason:
-            return  # logged once for as long as it goes on
+            return  # logged once, until the reason changes
         self._reason = reason
         log.warning(
             "orchestrator %s: heartbeat failed: %s. It tries again, and stops its runs unless one succeeds before its "
@@ -226,7 +226,7 @@ class Membership:
         return min(self._awaited.values()) - self._clock.now() if self._awaited else None
 
     async def served_programs(self) -> set[str]:
-        """The programs of which another live orchestrator takes every run, by their registrations."""
+        """The programs that another live orchestrator serves completely, according to its registration."""
         if not self.others:
             return set()
         found = registrations(await self._leases.live(REGISTRATION, self._clock.now()))
@@ -241,7 +241,7 @@ class Membership:
     async def leave(self) -> None:
         """Release everything, so that other orchestrators may take over at once."""
         try:
-            # A process that has this name by now may have registered the same: then the registration is its own.
+            # A newer process under this name may have registered the same: then the registration is that process's.
             live = await self._leases.live(self._key, self._clock.now())
             if not any(lease.key == self._key and lease.owner != self._holder for lease in live):
                 await self._release(self._to_release)

@@ -1,4 +1,4 @@
-"""What an orchestrator tells the engine around it, and what it notes for its own service loops."""
+"""What an orchestrator reports to its engine, and what it notes for its own service loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Called by an orchestrator, in callbacks of the loop. What is not given is not called for."""
+    """Callbacks of an orchestrator, called on the event loop. What is None is not called."""
 
     # Every append of a run that is durable, with the id of the run.
     committed: Callable[[str, Append], None] | None = None
@@ -30,7 +30,7 @@ class Observer:
 
 
 class Wakeups:
-    """What happened to runs that a service loop has to act on. The loops wait for the events, and read the rest."""
+    """What happened to runs and concerns the service loops. The loops wait for the events, and read the rest."""
 
     def __init__(self) -> None:
         # Something below has changed.

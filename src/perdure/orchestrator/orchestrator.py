@@ -1,14 +1,15 @@
 """The runs of one process: entered, advanced, evicted. Advancing them is the drivers' work.
 
-The parts share one table of runs (`residency`), and none of them holds this object: each is given the table, the ports
-and the actions that it uses.
+The parts share a `session`, with the table of runs (`residency`). None of them holds this object: each is given the
+session, and the actions that it uses.
 
 - `loader` brings runs into memory, by one `enter`; `admission` and `recovery` decide when.
 - `inbox` delivers messages to runs in memory, `catch_up` what other processes have appended to their journals.
 - `locks` takes and regains locks, `quarantine` tries suspects, `parking` parks, `warm` keeps idle runs for a moment.
 
-This module owns what becomes of a run after each commit: evicted when it waits or has ended, stopped when the engine
-itself raises. It also owns what becomes of all of them: suspended when the lease ends, handed over when it is closed.
+This module decides what happens to a run after each commit: it is evicted when it waits or has ended, and stopped when
+the engine itself raises. It also decides for all runs at once: they are suspended when the lease ends, and handed over
+when the engine is closed.
 """
 
 from __future__ import annotations
@@ -174,11 +175,11 @@ class Orchestrator:
         await self.loader.enter(EntryRequest((run_id,), new=RunStart(started, recorded, copy_context())))
 
     async def enter(self, request: EntryRequest) -> Entered:
-        """Bring runs into memory, whatever the reason: started, due, taken over, admitted, messaged, on trial."""
+        """Bring runs into memory: started, due, taken over, admitted, messaged, or on trial."""
         return await self.loader.enter(request)
 
     def enter_soon(self, run_id: str) -> None:
-        """Bring a run into memory in the background, or have it catch up if it is there."""
+        """Bring a run into memory in the background; if it is in memory, have it catch up."""
         if self.session.at_work:
             self.spawn(self._enter_soon(run_id))
 
@@ -193,7 +194,7 @@ class Orchestrator:
             self.enter_soon(run_id)
 
     def restart(self, driver: Driver) -> None:
-        """Evict a run as it is, and load it from its journal."""
+        """Evict a run, and load it again from its journal."""
         self.evict(driver)
         self.enter_soon(driver.run_id)
 
@@ -250,7 +251,7 @@ class Orchestrator:
                 return
             if state.owner is not None and due is not None and due <= self.clock.now() + self._config.idle:
                 return
-            # A message often comes soon, and so does the report of a chunk, of which a map has many.
+            # A message often comes soon, and so does the report of a chunk: a map has many of them.
             soon = state.approvals or any(state.waits.values()) or open_chunks(state)
             if state.owner is not None and soon and self.runs.has(driver):
                 self.warm.keep(driver)
@@ -279,7 +280,7 @@ class Orchestrator:
             self.broke(driver, contained(error))
 
     def evict(self, driver: Driver) -> None:
-        """Take a run out of memory as it is."""
+        """Take a run out of memory."""
         if self.runs.has(driver):
             self._leave(self.runs.slot(driver.run_id), driver, parking=False)
         self._close_driver(driver)
@@ -310,9 +311,9 @@ class Orchestrator:
         self.broke(source, error)
 
     def broke(self, driver: Driver, error: Exception) -> None:
-        """Code of the engine raised while it advanced a run: stop that run, say so in its journal, and continue.
+        """Code of the engine raised while it advanced a run: stop that run, and park it with the reason.
 
-        What the driver has in memory may be half of something. Only what is in the store counts.
+        The driver's state may be inconsistent. Only what is in the store counts.
         """
         if not self.runs.has(driver):
             # It was evicted, or another driver has replaced it: nothing of the run depends on it any more.
@@ -350,7 +351,7 @@ class Orchestrator:
             if found is None:
                 self.runs.refuse(slot, error)
         except Exception as another:
-            # Not even that could be written: callers get the error, and this process leaves the run alone.
+            # The parking could not be written either: callers get the error, and this process leaves the run alone.
             log.error(
                 "run_id %s could not be parked; this process leaves it alone. Restart it, and see the error",
                 run_id,
@@ -365,7 +366,7 @@ class Orchestrator:
                 self.runs.move(slot, PARKED_HERE)
 
     def _on_refused(self, source: Source, error: Exception) -> bool:
-        """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
+        """Whether a source keeps its events and tries again. A run that was never accepted does not."""
         assert isinstance(source, Driver)
         refused = self.runs.has(source) and self.runs.refuse(self.runs.slot(source.run_id), error)
         if not refused and isinstance(error, StoreUnavailable):
@@ -516,7 +517,7 @@ class Orchestrator:
                 polled = self.loop.time()
 
     async def _give_up_steps(self, after: float) -> None:
-        """Stop what has not ended. Its outcome is dropped, even where it continues in its thread."""
+        """Stop the steps that have not ended. Their outcomes are dropped, even if they continue in a thread."""
         drivers = [driver for driver in self.active.values() if driver.attempts.running]
         if drivers and after >= self._config.close_log:
             log.warning(
@@ -536,7 +537,7 @@ class Orchestrator:
             await asyncio.wait(stopped, timeout=self._config.close_log)
 
     def _under_way(self) -> str:
-        """What is under way, in words: the steps that began first."""
+        """A description of the running steps, those that began first by name."""
         now = self.loop.time()
         running = [(a, driver.id) for driver in self.active.values() for a in driver.attempts.running.values()]
         running.sort(key=lambda one: one[0].began)
@@ -545,7 +546,7 @@ class Orchestrator:
         return f"{len(running)} step{'s' * (len(running) != 1)}: " + ", ".join(words + more)
 
     def _hand_over(self) -> None:
-        """Release runs of which no step is under way here: the next owner continues them."""
+        """Release runs that have no step under way here: the next owner continues them."""
         self.services.runner.withdraw()
         for driver in list(self.active.values()):
             if not driver.working and not driver.stale:

@@ -37,7 +37,7 @@ _INTERNAL = (
 _PLAIN = Codec()
 # How many reasons are remembered, to log each of them once.
 _REASONS = 1000
-# How long parked runs that go on are counted before that is logged.
+# For how long runs that continue after having been parked are counted before their number is logged.
 UNPARKED_LOG_SECONDS = 1.0
 
 
@@ -55,9 +55,9 @@ class Parking:
         # Whether parked runs are being tried that this process has not tried yet: their callers are not answered.
         self.retrying = False
         self.on_tried: Callable[[], None] = lambda: None
-        # Parked runs that were about to go on when another append came first: they are entered again.
+        # Parked runs that were about to continue when another append came first: they are entered again.
         self.entered_again: set[str] = set()
-        # How many parked runs go on, by program and reason, since that was logged; and when it will be.
+        # How many parked runs have continued since the last log line, by program and reason; and when the next is due.
         self._unparked: Counter[tuple[str, str]] = Counter()
         self._log_unparked_at: asyncio.TimerHandle | None = None
 
@@ -91,7 +91,7 @@ class Parking:
         self.on_tried()
 
     def unpark(self, state: RunState) -> Sequence[AnyEvent]:
-        """The events by which a parked run goes on, since it fits again; none for any other run."""
+        """The events by which a parked run continues, now that it fits again; none for any other run."""
         if state.parked is None:
             return ()
         events = unpark(state)
@@ -102,7 +102,7 @@ class Parking:
         return events
 
     def log_unparked(self) -> None:
-        """Log how many parked runs go on, and why, in a line for each program."""
+        """Log how many parked runs continue, and why, in a line for each program."""
         if self._log_unparked_at is not None:
             self._log_unparked_at.cancel()
             self._log_unparked_at = None
@@ -155,8 +155,7 @@ class Parking:
     ) -> RunRow | None:
         """Park a run of ours that an error inside the engine stopped; None when it is not in the store.
 
-        What was on its way to its journal comes there first. A run that has ended, or has another owner by now, is left
-        alone.
+        A pending append of it is written first. A run that has ended or has another owner is left alone.
         """
         parked = parked_for(error)
         if parked.kind == "damaged":
@@ -181,7 +180,7 @@ class Parking:
                     return row
             except StoreUnavailable as unavailable:
                 log.warning("%s; run_id %s is parked when the store can be reached", unavailable, run_id)
-            # The store is out of reach, or another append came first: it may be our own, which was on its way.
+            # The store is out of reach, or another append came first: perhaps the pending one of this run.
             await asyncio.sleep(wait)
             wait = min(wait * 2, LAST_RETRY)
         return None

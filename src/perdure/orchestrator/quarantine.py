@@ -1,9 +1,9 @@
-"""Runs that may take down their owner: tried few at a time, and parked when that is as good as certain.
+"""Runs that may kill their owner: tried few at a time, and parked when that is as good as certain.
 
-An orchestrator that dies takes all its runs with it, and the next owner cannot tell which of them it died of. So runs
-that have lost owners in a row without progress are suspects: they are loaded after the others, a part at a time.
-Suspects that go down together are tried in smaller parts; one that goes down alone is parked. The journal records with
-how many others a run was tried.
+An orchestrator that dies takes all its runs with it, and the next owner cannot tell which of them killed it. So runs
+that have lost several owners in a row without progress are suspects: they are loaded after the others, a group at a
+time. If the process dies again, the group is tried in smaller groups; a run that was tried alone is parked. The journal
+records how many runs were tried together.
 
 Processes die for other reasons as well. A run that waits, sends a heartbeat, or has a step that works for a while
 without the process growing has not killed its owner: the owner clears it by a second claim.
@@ -54,7 +54,7 @@ GROWTH_BYTES = 16 << 20
 
 
 class Suspect(msgspec.Struct):
-    """What is known against a run."""
+    """The evidence against a run."""
 
     state: RunState
     owners: Sequence[str]
@@ -96,7 +96,7 @@ class Quarantine:
     def keeps(self, slot: RunSlot, batches: Sequence[Batch], claim: RunClaimed | None, *, on_trial: bool) -> bool:
         """Whether a run that has lost its owner is not to be claimed now; it may become a suspect by this."""
         if on_trial:
-            # Another process may have tried it meanwhile, and be alive.
+            # Another process may have tried it in the meantime, and be alive.
             suspect = slot.suspect
             return claim is None or not isinstance(suspect, Suspect) or suspect.state.epoch != claim.epoch
         owners = owners_without_progress(batches, self._session.id)
@@ -135,7 +135,7 @@ class Quarantine:
             await self._enter(EntryRequest([slot.run_id for slot in slots], owners, trial=tried))
 
     async def _judge(self) -> None:
-        """Park suspects that went down alone, and load those that no owner can have died of."""
+        """Park suspects that were tried alone, and load those that cannot have killed an owner."""
         harmless: list[RunSlot] = []
         for slot in list(self._suspects.values()):
             suspect: Suspect = slot.suspect
@@ -199,7 +199,7 @@ class Quarantine:
                     await self._cleared.wait()
 
     def _miss(self, run_id: str, away: set[str], late: bool) -> None:
-        """A run on trial is not in memory: it is on its way there again, or was evicted."""
+        """A run on trial is not in memory: it is being loaded again, or was evicted."""
         if self._runs.state(run_id) in (REGAINING_LOCKS, LOADING, PARKING):
             away.discard(run_id)
             if late:
@@ -243,7 +243,7 @@ class Quarantine:
 
 
 def memory() -> int:
-    """How much memory this process uses, in bytes; the most that it has used where the system does not say."""
+    """How much memory this process uses, in bytes; if the system does not tell, the most that it has used."""
     try:
         with open("/proc/self/status", "rb") as status:
             sizes = [int(line.split()[1]) for line in status if line.startswith((b"VmRSS:", b"VmSwap:"))]
@@ -253,5 +253,5 @@ def memory() -> int:
         pass
     if resource is None:
         return 0
-    # Not on Linux, where it begins with what the parent process used. In kilobytes, but for macOS.
+    # Not used on Linux, where it includes the peak of the parent process. In kilobytes, except on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -64,7 +64,7 @@ def _logged(what: str) -> Iterator[None]:
 
 
 async def recover(orchestrator: Orchestrator, membership: Membership, *, startup: bool) -> int:
-    """Take over the runs of orchestrators that are not alive, batch by batch. Says how many were loaded.
+    """Take over the runs of orchestrators that are not alive, batch by batch. Returns how many were loaded.
 
     Idle runs are not claimed: the orchestrator that finds one due takes it over then. Parked runs are tried again: the
     code may have been mended meanwhile.
@@ -78,8 +78,8 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
         await membership.refresh()
     if startup:
         _await_leases(membership, owners)
-    # This orchestrator's own name too: at start-up it belongs to a process that is gone, and later the store may have
-    # runs of it that it does not know of, because their start was stored and the answer was lost.
+    # This orchestrator's own name too: at start-up its runs are those of a process that is gone, and later the store
+    # may have a run whose start was stored although the answer was lost.
     dead = [owner for owner in owners if owner not in membership.others]
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
@@ -104,9 +104,9 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
 async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again: bool = False) -> int:
     """Load parked runs of programs and versions that this engine has, each once; those that do not fit stay parked.
 
-    Not at start-up only: a run that an engine with other code has parked since may fit this one. But then one page at a
-    time, each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
-    `again`: those too that did not fit before.
+    This is not done at start-up only: a run that an engine with other code has parked since may fit this one. Later it
+    is done one `page` at a time: after a bad deploy there may be thousands, and nearly all were tried. `again`: also
+    the runs that did not fit before.
     """
     parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
     cursor = parking.searched_to if page else None

@@ -3,11 +3,11 @@
 Theory of operation
 ===================
 
-Every run that this process knows of has one slot in one table, and the slot is in one state. Everything else that an
-orchestrator knows of a run is derived from that: whether it may be loaded, whether it has a driver, who waits for it.
+Every run that this process knows has one slot in one table, and the slot is in one state. Whether a run may be loaded,
+whether it has a driver, and which callers wait for it follow from that state.
 
-The journal decides who owns a run; this table only says what this process has of it. So a wrong entry costs time, never
-a second execution: what a driver writes is fenced by compare-and-swap.
+The journal decides who owns a run; this table only says what this process does with it. So a wrong entry costs time,
+never a second execution: the writes of a driver are fenced by compare-and-swap.
 
 ::
 
@@ -31,18 +31,18 @@ a second execution: what a driver writes is fenced by compare-and-swap.
 ====================  ========  ========================================================================================
 state                 driver    what it means, and what ends it
 ====================  ========  ========================================================================================
-``ABSENT``            no        not known here; such a run has no slot
+``ABSENT``            no        unknown here; such a run has no slot
 ``STARTING``          soon      started here, and its start is not durable yet. The caller waits on ``accepted``
-``LOADING``           no        being read, claimed and replayed. Requests that come meanwhile set ``again``
+``LOADING``           no        being read, claimed and replayed. A request that comes in this state sets ``again``
 ``ACTIVE``            yes       advanced here
 ``WARM``              yes       idle when last seen, and kept in memory for a moment: what it waits for often comes soon
 ``CATCHING_UP``       yes       another process has appended: nothing is written until the driver has caught up, and
                                 messages wait on ``caught_up``
 ``REGAINING_LOCKS``   no        claimed; it is loaded again when it holds the locks that its journal says it holds
 ``SUSPECT``           no        previous owners may have died of it; it is loaded on trial, with few others (quarantine)
-``PARKING``           no        does not fit, or was stopped by an error of the engine; nothing loads it until its
-                                journal says so
-``PARKED_HERE``       no        does not fit the code of this process; a message may have it loaded again, a search not
+``PARKING``           no        does not fit, or was stopped by an error of the engine; nothing loads it until the
+                                parking is in its journal
+``PARKED_HERE``       no        does not fit the code of this process; a message may load it again, a search does not
 ``LEFT``              no        it needs a program or version that this process lacks; tried again when other
                                 orchestrators come or go (`fit_check`)
 ``UNREADABLE``        no        nothing can be read of it or appended to it; this process leaves it alone
@@ -55,10 +55,13 @@ What couples the table to the rest:
 - *Waiters.* The table answers them when a run moves to a state in which the answer cannot come any more: a caller of
   `start` gets an error, an admission learns that the run is no longer tried, a message is decided again. No waiter is
   left behind.
-- *Entry.* A run gets a driver from the `Loader` alone: by `enter`, whatever the reason, or a new one by `rejoin` when
-  the one that it has cannot catch up.
-- *What is not here.* Which runs of a group of suspects are still on trial (`Quarantine`), which locks a run holds
-  (`RunLocks`), which ids were warm here lately (`WarmCache`): those outlive a slot, or have a life of their own.
+- *Entry.* Only the `Loader` gives a run a driver: `enter` does, and `rejoin` gives it a new one when its driver cannot
+  catch up.
+- *What is not here.* Five collections of run_ids are elsewhere, because they are facts beside the state of a slot:
+  which runs of a group are still on trial (`Quarantine.on_trial`: a run may come and go during its trial), the tasks
+  that regain locks (`RunLocks._regaining`: they end after the slot has moved on), which ids were warm lately
+  (`WarmCache._known`: a hint about evicted runs), of which runs a snapshot is being taken (`SnapshotTaker._taking`: it
+  goes on when the run is evicted), and which parked runs are entered again (`Parking.entered_again`: they are absent).
 """
 
 from __future__ import annotations
@@ -101,7 +104,7 @@ ACTIVE, WARM, CATCHING_UP = Residency.ACTIVE, Residency.WARM, Residency.CATCHING
 REGAINING_LOCKS, SUSPECT, PARKING = Residency.REGAINING_LOCKS, Residency.SUSPECT, Residency.PARKING
 PARKED_HERE, LEFT, UNREADABLE = Residency.PARKED_HERE, Residency.LEFT, Residency.UNREADABLE
 
-# The states of which a slot has a driver. In STARTING it gets one.
+# The states in which a slot has a driver. In STARTING it gets one.
 _ADVANCED = frozenset({ACTIVE, WARM, CATCHING_UP})
 # The states in which it is not known yet whether a queued run has begun.
 _ADMITTING = frozenset({LOADING, ACTIVE, CATCHING_UP})
@@ -126,7 +129,7 @@ TRANSITIONS: Mapping[Residency, frozenset[Residency]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run that is not in the store yet, as its body gets it and as it is recorded."""
+    """A run that is not in the store yet: its first event as the body gets it, and as it is recorded."""
 
     started: RunStarted
     recorded: RunStarted
@@ -136,14 +139,14 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True)
 class EntryRequest:
-    """Bring runs into memory: those of this orchestrator, those without owner, and those of an owner that is dead."""
+    """Bring runs into memory: runs of this orchestrator, without an owner, or of a dead owner."""
 
     run_ids: Sequence[str]
-    # Takeover: the owners that are not alive. The runs of any other are left to it.
+    # Takeover: the owners that are not alive. Every other owner keeps its runs.
     dead: Collection[str | None] = ()
     # Admission: the queue within whose limits the runs may begin. Without it, a queued run stays in its queue.
     admit: Queue | None = None
-    # Trial: the runs are suspects, so many of which are tried at once; 0: they were found harmless.
+    # Trial: how many suspects are tried at once; 0: these were found harmless.
     trial: int | None = None
     # Start: the run begins here, and its journal with it.
     new: RunStart | None = None
@@ -151,7 +154,7 @@ class EntryRequest:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What came of a request: how many runs were read, and for each that a queue has to admit, whether it did."""
+    """The result of a request: how many runs were read, and for each queued run whether its queue admitted it."""
 
     count: int = 0
     admitted: Mapping[str, asyncio.Future[Full | None]] = field(default_factory=dict)
@@ -208,7 +211,7 @@ class RunTable:
         return ABSENT if slot is None else slot.state
 
     def slot(self, run_id: str) -> RunSlot:
-        """The slot of a run; a new one, which is not in the table yet, where it is absent."""
+        """The slot of a run; if it is absent, a new one, which is not in the table yet."""
         return self._slots.get(run_id) or RunSlot(run_id)
 
     def of(self, state: Residency) -> Mapping[str, RunSlot]:
@@ -235,7 +238,7 @@ class RunTable:
     # --- the one change -------------------------------------------------------------------------------------------
 
     def move(self, slot: RunSlot, state: Residency, driver: Driver | None = None) -> None:
-        """Move a run to another state; to ACTIVE, with the driver that it has from now on, if that is another one.
+        """Move a run to another state. A move to ACTIVE may bring a new driver.
 
         Raises IllegalTransition, and changes nothing then.
         """
@@ -269,7 +272,7 @@ class RunTable:
                 self.settled.set()
         if slot.accepted is not None and state is not STARTING and state is not PARKING:
             if state is ACTIVE or state is PARKED_HERE:
-                # Its start is durable. Where it is parked by now, its journal says so.
+                # Its start is durable. If it is parked already, its journal says so.
                 _resolve(slot.accepted, None)
                 slot.accepted = None
             else:
@@ -287,24 +290,24 @@ class RunTable:
         slot.driver = self.drivers[slot.run_id] = driver
 
     def mark_parked(self, run_id: str) -> None:
-        """Remember that a run does not fit the code of this process: a search need not try it again."""
+        """Note that a run does not fit the code of this process: searches do not try it again."""
         if PARKED_HERE in TRANSITIONS[self.state(run_id)]:
             self.move(self.slot(run_id), PARKED_HERE)
 
     def mark_left(self, run_id: str) -> None:
-        """Remember that a run needs what this process lacks."""
+        """Note that a run needs something that this process lacks."""
         if LEFT in TRANSITIONS[self.state(run_id)]:
             self.move(self.slot(run_id), LEFT)
 
     def forget_left(self) -> bool:
-        """Have searches find again what was left to other orchestrators; False if there was none."""
+        """Let searches find the runs again that were left to other orchestrators; False if there were none."""
         left = [*self._by_state[LEFT].values()]
         for slot in left:
             self.move(slot, ABSENT)
         return bool(left)
 
     def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
-        """Remember that a run cannot be read, unless it was read meanwhile: it must not be tried again and again."""
+        """Note that a run cannot be read, unless it was read since: it must not be tried again and again."""
         if UNREADABLE in TRANSITIONS[self.state(run_id)]:
             self.unreadable[run_id] = damage
             self.move(self.slot(run_id), UNREADABLE)

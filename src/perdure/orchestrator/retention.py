@@ -33,7 +33,7 @@ class RetentionReport:
     """The report of a pass."""
 
     pruned: bool = False
-    """Whether it was this engine's to make."""
+    """Whether this engine made the pass."""
     runs: int = 0
     blobs: int = 0
     kept: int = 0
@@ -41,7 +41,7 @@ class RetentionReport:
 
 
 class Pruner:
-    """The passes of one engine. Of all engines on a store, one makes each.
+    """The passes of one engine. Each pass is made by one of the engines on a store.
 
     The first is made after `first` seconds at most: engines that live for less than a period prune as well.
     """

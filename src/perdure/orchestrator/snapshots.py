@@ -26,12 +26,12 @@ class SnapshotReader:
         self._store, self._every = store, every
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Journals as far as replay needs them. One that is damaged comes as its error."""
+        """Journals, as far as replay needs them. In place of a damaged one there is its error."""
         journal = self._store.journal
         if not self._every:
             return await journal.read_many(run_ids)
         heads = await journal.heads(run_ids)
-        # Few are long enough that looking for a snapshot is quicker than reading.
+        # Only for a long journal is it quicker to look for a snapshot than to read all of it.
         long = [run_id for run_id in run_ids if heads.get(run_id, 0) > 2 * self._every]
         found = await journal.read_many([run_id for run_id in run_ids if run_id not in long]) if long else None
         if found is None:
@@ -76,11 +76,11 @@ class SnapshotTaker:
     def __init__(self, reader: SnapshotReader, session: Session, broke: Callable[[Driver, Exception], None]) -> None:
         self._reader, self._session, self._broke = reader, session, broke
         self._store, self._runs, self._every = session.store, session.runs, session.recovery.snapshot
-        # The runs of which a snapshot is being taken. They may be evicted meanwhile.
+        # The runs of which a snapshot is being taken. They may be evicted in the meantime.
         self._taking: set[str] = set()
 
     def take_soon(self, driver: Driver) -> None:
-        """Take a snapshot in the background, of what is in the store by now."""
+        """Take a snapshot in the background, of what is in the store."""
         if driver.run_id not in self._taking and not self._session.closing:
             self._taking.add(driver.run_id)
             self._session.spawn(self._take(driver))
@@ -119,7 +119,7 @@ class SnapshotTaker:
             self._taking.discard(run_id)
 
     async def _append(self, state: RunState, event: SnapshotTaken) -> None:
-        """Record a snapshot of a run that was evicted meanwhile, if it is still ours and nothing else happened."""
+        """Record a snapshot of a run that has been evicted, if it is still ours and nothing else has happened."""
         if state.finished is None and self._session.owns(state):
             await append_one(self._store.journal, extend(state, [event], self._session.clock.now()))
 

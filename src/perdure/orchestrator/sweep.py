@@ -84,8 +84,8 @@ async def sweep(
 ) -> SweepReport:
     """Do what is due and repeat, until nothing is due or `until` has come.
 
-    `until` is in the time of the event loop. `alone`: nothing else advances runs here, so that whatever is in memory
-    was begun by the sweep. `is_held` says of the idempotency key of a step that it waits for another sweep.
+    `until` is in the time of the event loop. `alone`: nothing else advances runs here, so every run in memory was begun
+    by the sweep. `is_held`: whether the step with this idempotency key waits for another sweep.
     """
     claimed: set[str] = set()
     orchestrator.session.claimed = claimed
@@ -101,7 +101,7 @@ async def sweep(
         counted += found.items()
         await orchestrator.enter(EntryRequest(list(found), dead))
         began = {*found, *await _queued(orchestrator, admission, counts, seen)}
-        # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
+        # Runs that these have begun, such as the runs of ticks, are advanced too.
         others = [run_id for run_id in orchestrator.active if run_id not in began] if alone else []
         began.update([run_id for run_id in others if not await _rests(orchestrator, run_id, is_held)])
         if not began:
@@ -159,12 +159,12 @@ async def _wait_idle(
                 return True
         if until is not None and loop.time() >= until:
             return False
-        # A run that stays in memory may come to rest without a word.
+        # A run that stays in memory may come to rest without a notification.
         look = loop.time() + poll_interval
         with suppress(TimeoutError):
             async with asyncio.timeout_at(look if until is None else min(look, until)):
                 await orchestrator.runs.settled.wait()
-        await asyncio.sleep(0)  # one that has just got its locks back is on its way into memory
+        await asyncio.sleep(0)  # a run that has just regained its locks is about to be loaded
     return until is None or loop.time() < until
 
 

@@ -58,7 +58,7 @@ class Timers:
 
     @property
     def next_due(self) -> float | None:
-        """When the next run is due, as far as is known."""
+        """When the next run is due, if that is known."""
         moments = (self._next_due, self._orchestrator.wakeups.due_at)
         return min((at for at in moments if at is not None), default=None)
 
@@ -104,7 +104,7 @@ class Timers:
     def _retry(self, now: float, free: Sequence[str]) -> None:
         """All due runs are in memory and have their own alarm, or another orchestrator is about to claim them.
 
-        Look again when they have had their turn: the answer says nothing of what is due later.
+        Poll again when they have had time for that: the answer does not say what is due later.
         """
         readable = any(run_id not in self._orchestrator.runs.unreadable for run_id in free)
         self._fruitless = 0 if readable else min(self._fruitless + 1, 10)
@@ -114,7 +114,7 @@ class Timers:
     async def release_due(self) -> int:
         """While the engine closes: release its due runs that are not in memory, so that other orchestrators load them.
 
-        Says how many runs it released.
+        Returns how many runs it released.
         """
         orchestrator = self._orchestrator
         await orchestrator.catch_up.poll()

@@ -16,7 +16,7 @@ KNOWN_LIMIT = 10_000
 
 
 class WarmCache:
-    """The runs that became idle last. `evict` is called with each whose time is over; a busy one stays."""
+    """The runs that became idle last. `evict` is called with each run whose time is over; a busy run stays."""
 
     def __init__(self, session: Session, evict: Callable[[Driver], None]) -> None:
         # In the order in which they came, so that the first is the oldest.

@@ -86,7 +86,7 @@ class Database:
 
     def exists(self) -> bool:
         """Whether the file exists; raises when it is not a store, or when it could not be created."""
-        # Before any call of SQLite: a thread of the parent may have held a mutex of the library as it forked.
+        # Before any call of SQLite: a thread of the parent may have been inside the library when it forked.
         guard.refuse_in_a_fork(self.path)
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
