@@ -177,3 +177,8 @@ def bail_out() -> str:
 @step(cpu=True)
 def ask_patch(cents: int) -> int:
     return cents * 2 if patched("twice") else cents
+
+
+@step(cpu=True)
+def length(text: str) -> int:
+    return len(text)

@@ -137,24 +137,21 @@ async def test_a_step_runs_where_its_queue_is_served(tmp_path: Path) -> None:
             "gpu"
         ] * 4
     wrong = """
-    variables: {key: {secret: KEY}}
     steps:
       - {id: a, use: value, queue: gpu}
       - {id: b, use: sleep, with: {for: 1}, queue: gpu}
       - {id: c, use: "queue:gpu", with: {text: a}}
-      - {id: d, use: loud, with: {text: "${{ secrets.KEY }}"}, queue: gpu}
       - {id: e, use: loud, with: {text: a}, queue: "a/b"}
       - {id: f, use: "queu:gpu/embed", queue: 1}
     """
     assert problems_of(tmp_path, wrong, components={"loud": loud}) == [
-        "5:32 error F002 queue is for functions, which its workers have; value is none",
-        "6:48 error F002 queue is for functions, which its workers have; sleep is none",
-        "7:18 error F020 queue:gpu is no step of a queue; write queue:name/step",
-        "8:18 error F014 a step that streams, has cpu=True or runs in a queue takes no secrets",
-        "9:48 error F002 the name of a queue 'a/b' holds one of '/', ':', '[', ']'; give a text of 1 to 200 characters "
+        "4:32 error F002 queue is for functions, which its workers have; value is none",
+        "5:48 error F002 queue is for functions, which its workers have; sleep is none",
+        "6:18 error F020 queue:gpu is no step of a queue; write queue:name/step",
+        "7:48 error F002 the name of a queue 'a/b' holds one of '/', ':', '[', ']'; give a text of 1 to 200 characters "
         "without '/', ':', '[' and ']'",
-        "10:18 error F020 there is no kind of component 'queu:'; did you mean 'queue'?",
-        "10:43 error F002 this is to be text, and is a number; write it in quotes",
+        "8:18 error F020 there is no kind of component 'queu:'; did you mean 'queue'?",
+        "8:43 error F002 this is to be text, and is a number; write it in quotes",
     ]
 
 

@@ -282,6 +282,8 @@ class Attempts:
         """The result of a step as it is recorded, and as the program gets it. Raises if it cannot be stored."""
         codec, returns, what = self._services.codec, call.command.spec.returns, f"the result of {call.command.op}"
         data = codec.encode(value, what)
+        if call.command.spec.secrets:
+            data = self._services.runner.secrets.mask(data)
         if returns is Any:
             return data, UNDECODED
         decoded = codec.decode(data, returns, what)
@@ -307,6 +309,10 @@ class Attempts:
                 f"{op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
                 "write bail(reason, output)"
             )
+        mask = self._services.runner.secrets if spec.secrets else None
+        if bailed is not None and mask is not None:
+            output = Raw(mask.mask(bytes(bailed.output)))
+            return msgspec.structs.replace(bailed, error=mask.mask_failure(bailed.error), output=output)
         if bailed is not None:
             return bailed
         if type(error) is RemoteError:
@@ -314,6 +320,8 @@ class Attempts:
             error = rebuild(failure, codec, spec.errors)
         else:
             failure = describe(error, codec)
+        if mask is not None:
+            failure = mask.mask_failure(failure)
         # SystemExit and the like are treated as any other error.
         judged = StepError("", "") if is_any_of(error, ENDING) else error
         # A value that cannot be stored is not retried.

@@ -200,8 +200,15 @@ class ItemBlobs:
 class ItemWriter:
     """Writes items into blobs, one after the other."""
 
-    def __init__(self, blobs: ItemBlobs, codec: Codec, what: str, of: Any = Any) -> None:
-        self._blobs, self._codec, self._what, self._of = blobs, codec, what, of
+    def __init__(
+        self,
+        blobs: ItemBlobs,
+        codec: Codec,
+        what: str,
+        of: Any = Any,
+        mask: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._blobs, self._codec, self._what, self._of, self._mask = blobs, codec, what, of, mask
         self._decode: Any = codec.decoder(list[of], what)
         self._parts: list[Part] = []
         self._items: list[bytes] = []
@@ -210,6 +217,8 @@ class ItemWriter:
     def add(self, item: Any) -> bool:
         """Add an item; True when the blob is full and has to be written."""
         data = self._codec.encode(item, f"an item of {self._what}")
+        if self._mask is not None:
+            data = self._mask(data)
         if len(data) > self._codec.limit:
             raise PayloadTooLarge(f"an item of {self._what}", len(data), self._codec.limit)
         self._items.append(data)

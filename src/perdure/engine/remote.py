@@ -104,6 +104,8 @@ class RemoteStepRun:
     def _step(self) -> RunStep:
         """The call, with the arguments of the caller bound by name to the parameters that the step has here."""
         call, spec = self._call, self._spec
+        if call.secrets:
+            spec = dataclasses.replace(spec, secrets=call.secrets)
         inputs, positional, keywords = self._inputs, call.positional, call.keywords
         if len(call.names) == positional:  # else its caller was older, and recorded positions only
             try:

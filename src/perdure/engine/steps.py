@@ -14,6 +14,7 @@ from perdure.engine.fallback import fall_back
 from perdure.engine.items import ItemBlobs, ItemWriter, collect, collect_in_thread, element, stored
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
+from perdure.engine.secrets import Secrets
 from perdure.engine.step_context import AttemptOwner, StepContext, current
 from perdure.engine.streams import drain, drain_in_thread
 from perdure.engine.threads import DEFAULT_THREADS, Threads
@@ -166,6 +167,7 @@ class StepRunner:
         self._clock = clock
         self._codec = codec
         self.locker = locker
+        self.secrets = Secrets()
         # Where the items are that steps take and give.
         self.items: ItemBlobs | None = None
         self._limit = limit
@@ -367,7 +369,8 @@ class StepRunner:
     def _writer(self, attempt: Attempt) -> ItemWriter:
         assert self.items is not None
         command = attempt.call.command
-        return ItemWriter(self.items, self._codec, command.op, element(command.spec.returns))
+        mask = self.secrets.mask if command.spec.secrets else None
+        return ItemWriter(self.items, self._codec, command.op, element(command.spec.returns), mask)
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an async step. sys.exit() fails the step, and does not end the engine."""
@@ -429,7 +432,8 @@ class StepRunner:
 
     def _arguments(self, command: RunStep) -> tuple[list[Any], dict[str, Any]]:
         """The arguments decoded from their stored form, as they would be after a crash."""
-        values = self._codec.decode(command.inputs, self._types(command), f"the arguments of {command.op}")
+        inputs = command.inputs if not command.spec.secrets else self.secrets.put_in(command)
+        values = self._codec.decode(inputs, self._types(command), f"the arguments of {command.op}")
         if not command.keywords:
             return values, {}
         return values[: command.positional], dict(zip(command.keywords, values[command.positional :], strict=True))

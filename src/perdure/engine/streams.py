@@ -75,7 +75,7 @@ class Channel:
     def emit(self, value: Any) -> None:
         """Emit a chunk. In a thread, wait while too much is unwritten."""
         services, op = self._services, self._op
-        data = services.codec.encode(value, f"a chunk of {op}")
+        data = self._encoded(value, f"a chunk of {op}")
         limits = services.payloads.limits
         if len(data) > limits.payload:
             raise PayloadTooLarge(f"a chunk of {op}", len(data), limits.payload)
@@ -138,7 +138,7 @@ class Channel:
 
     def progress(self, value: Any) -> None:
         """Report progress."""
-        data = self._services.codec.encode(value, f"the progress of {self._op}")
+        data = self._encoded(value, f"the progress of {self._op}")
         if len(data) > self._services.payloads.limits.blob:
             raise PayloadTooLarge(f"the progress of {self._op}", len(data), self._services.payloads.limits.blob)
         with self._lock:
@@ -148,6 +148,10 @@ class Channel:
             self.last_progress = self._progress
             if first and not self._scheduled:
                 self._schedule()
+
+    def _encoded(self, value: Any, what: str) -> bytes:
+        data = self._services.codec.encode(value, what)
+        return self._services.runner.secrets.mask(data) if self._call.command.spec.secrets else data
 
     @property
     def full(self) -> bool:

@@ -21,6 +21,10 @@ FINISH = "<finish>"
 Reads: TypeAlias = Callable[..., Any]
 # A value that has not been decoded.
 UNDECODED: Any = object()
+# The key of an object that stands for a secret: its name, or the pieces of a text that has secrets in it.
+SECRET = "$secret"
+# The way to a place in a value: keys of objects, and positions in lists.
+Place: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +65,8 @@ class StepSpec:
     version: str = ""
     # The name that workers know it by, where a node gives it another one.
     served_as: str = ""
+    # Where its arguments hold secrets, by parameter: the executor puts them in.
+    secrets: tuple[tuple[str, tuple[Place, ...]], ...] = ()
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):

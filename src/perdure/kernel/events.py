@@ -97,6 +97,8 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     patches: dict[str, bool] | None = None
     # For the run of a chunk: the map.
     map: MapCall | None = None
+    # Where the arguments hold secrets, as in StepSpec.
+    secrets: tuple[tuple[str, tuple[tuple[str | int, ...], ...]], ...] = ()
 
 
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):

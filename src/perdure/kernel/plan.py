@@ -295,6 +295,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
             skip,
             without_tags(run_context(state, state.child_of(op))),
             command.patches,
+            secrets=command.spec.secrets,
         ),
         rules=sent_rules(command.spec),
     )

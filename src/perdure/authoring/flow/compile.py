@@ -31,7 +31,6 @@ from perdure.authoring.flow.expressions import Path, Reference, Wrong
 from perdure.authoring.flow.format import kind_of
 from perdure.authoring.flow.job import Job
 from perdure.authoring.flow.schemas import validator, whole_schema
-from perdure.authoring.flow.secrets import with_secrets
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.authoring.flow.values import Given, Missing, Template, template
 from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, remove
@@ -471,10 +470,8 @@ class Compiler:
             add(step.queue.mark, "F002", f"queue is for functions, which its workers have; {step.use.value} is none")
         if spec is not None:
             spec = self._with_options(spec, step)
-            try:
-                spec = with_secrets(spec, secrets) if secrets else spec
-            except UsageError as error:
-                add(step.use.mark, "F014", str(error))
+            if secrets:
+                spec = dataclasses.replace(spec, secrets=tuple(secrets.items()))
             return Node(step.id, "step", outputs=(step.id,), where=where, returns=spec.returns, spec=spec)
         if component.program is not None:
             program = component.program

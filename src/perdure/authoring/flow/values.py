@@ -26,13 +26,12 @@ from perdure.authoring.flow.expressions import (
 )
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.errors import ExpressionFailed
+from perdure.kernel.commands import SECRET
 from perdure.kernel.hints import did_you_mean
 
 Given: TypeAlias = Sequence[Value | None]
 Evaluate: TypeAlias = Callable[[Given], bytes]
 OPEN = "${{"
-# The key of an object that stands for a secret: its name, or the pieces of a text.
-SECRET = "$secret"
 _STEP = re.compile(r"""[A-Za-z_][\w-]*|\[(?:[0-9]+|"[^"]*"|'[^']*')\]""")
 
 

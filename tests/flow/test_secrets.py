@@ -1,0 +1,217 @@
+"""Secrets are names in all that is kept of a run, however a step tries to say them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Engine, bail, step, step_context
+from perdure.flow import Flow
+from perdure.kernel.history.capsule import decode_capsule
+from tests.engine import cpu_steps
+from tests.flow.writing import flow_of
+
+NAME = "FLOW_SECRET"
+VALUE = 's3cr3t/+ &x"y\\ü\nsecond line'
+FORMS = [
+    VALUE,
+    repr(VALUE)[1:-1],
+    json.dumps(VALUE)[1:-1],
+    json.dumps(json.dumps(VALUE))[3:-3],
+    urllib.parse.quote(VALUE),
+    urllib.parse.quote_plus(VALUE, safe=""),
+    base64.b64encode(VALUE.encode()).decode()[:-4],
+    repr(VALUE.encode())[2:-1],
+    "second line",
+]
+
+
+@dataclass
+class Login:
+    user: str
+    password: str
+
+
+class Held:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"Held({self.text})"
+
+
+class Loud(Exception):
+    def __init__(self, held: Held) -> None:
+        super().__init__("bad")
+        self.held, self.more = held, {"deep": [held.text, {held.text: 1}]}
+
+    def __str__(self) -> str:
+        return f"no entry for {self.__dict__.get('held')}"
+
+
+def returned(secret: str) -> Any:
+    return {"a": [secret, {secret: (f"<{secret}>", secret.encode())}], "set": {secret}, "login": Login("u", secret)}
+
+
+def emitted(secret: str) -> list[int]:
+    context = step_context()
+    context.emit({"chunk": secret})
+    context.heartbeat({"at": secret})
+    return [1]
+
+
+def yielded(secret: str) -> Iterator[str]:
+    yield from (f"{form} of {number}" for number, form in enumerate(FORMS))
+
+
+async def ayielded(secret: str) -> Any:
+    yield secret
+
+
+def raised(secret: str) -> None:
+    try:
+        raise KeyError(secret)
+    except KeyError as error:
+        error.add_note(secret)
+        raise Loud(Held(secret)) from error
+
+
+async def grouped(secret: str) -> None:
+    raise ExceptionGroup(secret, [ValueError(*FORMS), OSError(2, "no file", secret)])
+
+
+def bailed(secret: str) -> None:
+    bail(reason=f"because of {secret}", output={"is": secret})
+
+
+def written(secret: str) -> str:
+    return " ".join(FORMS)
+
+
+def basic(secret: str) -> str:
+    return "Basic " + base64.b64encode(f"user:{secret}".encode()).decode()
+
+
+def spoilt(secret: str) -> Any:
+    return {secret: float("nan")}
+
+
+SAYING: list[Callable[..., Any]] = [
+    returned,
+    emitted,
+    yielded,
+    ayielded,
+    raised,
+    grouped,
+    bailed,
+    written,
+    basic,
+    spoilt,
+]
+FLOW = """
+variables: {token: {secret: FLOW_SECRET}}
+steps:
+  - {id: a, use: say, with: {secret: "${{ secrets.FLOW_SECRET }}"}}
+  - {id: b, use: value, with: "${{ steps.a }}"}
+"""
+
+
+async def kept(engine: Engine, id: str) -> str:
+    """All that can be known of a run."""
+    view = await engine.get(id)
+    assert view is not None
+    found = [repr(view), repr(await engine.journal(id)), repr(decode_capsule(await engine.export(id)))]
+    found += [repr(step) for step in await engine.steps(id)]
+    found += [repr([chunk async for chunk in engine.stream(id)])]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("say", SAYING, ids=lambda say: say.__name__)
+async def test_whatever_a_step_says_its_secret_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, say: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv(NAME, VALUE)
+    caplog.set_level(logging.DEBUG)
+    flow = flow_of(tmp_path, FLOW, components={"say": say})
+    async with Engine(f"sqlite:///{tmp_path}/runs.db", [flow]) as engine:
+        result = await engine.run(flow(), id="r")
+        said = f"{result.output}{await kept(engine, 'r')}{caplog.text}"
+    said += "".join(file.read_bytes().decode("latin-1") for file in tmp_path.glob("runs.db*"))
+    assert [form for form in FORMS if form in said] == []
+    assert "***" in said
+    assert base64.b64encode(b"user:" + VALUE.encode()).decode()[8:-4] not in said
+
+
+def typed(login: Login) -> bool:
+    return login == Login("me", VALUE)
+
+
+async def test_a_secret_is_there_for_every_kind_of_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, VALUE)
+    text = """
+variables: {token: {secret: FLOW_SECRET}}
+steps:
+  - {id: typed, use: typed, with: {login: {user: me, password: "${{ vars.token }}"}}}
+  - {id: elsewhere, use: "queue:desk/typed", with: {login: {user: me, password: "${{ vars.token }}"}}}
+  - {id: process, use: process, with: {text: "<${{ vars.token }}>"}}
+  - {id: items, map: {over: [a, b]}, use: join, with: {texts: ["${{ item }}", "x ${{ vars.token }}"]}}
+  - {id: instead, use: fails, with: {}, on_error: {use: join, with: {texts: ["${{ vars.token }}"]}}}
+"""
+
+    def join(texts: list[str]) -> int:
+        return sum(map(len, texts))
+
+    def fails() -> None:
+        raise ValueError("always")
+
+    components = {"typed": typed, "process": cpu_steps.length, "join": join, "fails": fails}
+    flow = flow_of(tmp_path, text, components=components)
+    async with Engine("memory://", [flow], steps=[step(typed)]) as engine:
+        result = await engine.run(flow(), id="r")
+        size = len(VALUE)
+        assert result.output == {
+            "typed": True,
+            "elsewhere": True,
+            "process": size + 2,
+            "items": [size + 3] * 2,
+            "instead": size,
+        }
+        said = "".join([await kept(engine, run.run_id) for run in await engine.list()])
+        assert [form for form in FORMS if form in said] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "is not set where this step runs"), ("", "is not set"), ("abc", "less than 4 characters")],
+)
+async def test_a_secret_that_is_none_fails_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+) -> None:
+    if value is not None:
+        monkeypatch.setenv(NAME, value)
+    flow = flow_of(tmp_path, FLOW, components={"say": written})
+    async with Engine("memory://", [flow]) as engine:
+        assert said in str((await engine.run(flow(), id="r")).error)
+
+
+def flow_with_name(folder: Path) -> Flow:
+    return flow_of(folder, FLOW, components={"say": lambda secret: secret})
+
+
+async def test_arguments_that_a_traveller_gives_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAME, VALUE)
+    flow = flow_with_name(tmp_path)
+    async with Engine("memory://", [flow]) as engine:
+        await engine.run(flow(), id="r")
+        handle = await engine.time_travel("r", "a:0", inputs={"secret": "another"}, new_id="other")
+        assert await handle.result() == {"b": "another"}
