@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from perdure.config import Flows
+from perdure.errors import UsageError
 from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.step_records import Missed
 from perdure.kernel.structures import Structures
+from perdure.kernel.values.codec import Codec
 from perdure.settings.load import load_settings
 
 if TYPE_CHECKING:
@@ -33,6 +37,17 @@ class StoredPrograms(Structures):
             return define(definition, like.access)
         return define(definition, Access(self._flows or load_settings().flows or Flows()))
 
+    def replayed(
+        self, definitions: Sequence[bytes], run_id: str, started: RunStarted, batches: Sequence[Batch], missed: Missed
+    ) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, and what did not run."""
+        from perdure.authoring.code.frames import arguments
+
+        programs = shown(definitions)
+        if not programs.serves(started.program, started.version):
+            return {}
+        return arguments(programs, Codec(), run_id, started, batches, missed)
+
     def missed(self, structures: Mapping[str, bytes], started: RunStarted, batches: Sequence[Batch]) -> Missed:
         """The turns of nodes that did not run."""
         from perdure.authoring.dataflow.recorded import missed
@@ -56,6 +71,17 @@ class StoredPrograms(Structures):
 
         found = program_at(_programs(structures), batches, path)
         return StoredGraph(found.manifest) if found is not None and found.plan is not None else None
+
+
+def shown(definitions: Iterable[bytes]) -> Programs:
+    """The flows of definitions, to be looked at: their runs can be replayed, and their steps cannot be executed."""
+    from perdure.authoring.flow.flow import Access, define
+
+    found = Programs()
+    for definition in definitions:
+        with suppress(UsageError):  # of a later version of perdure
+            found.put(define(definition, Access(shown=True)), newest=False)
+    return found
 
 
 def _programs(structures: Mapping[str, bytes]) -> dict[str, StoredProgram]:

@@ -18,7 +18,7 @@ from perdure.client.gateway import decided
 from perdure.client.queries import pages
 from perdure.errors import Corrupt, NoSuchFlow, UsageError
 from perdure.kernel.events import NULL, Batch, RunFinished, RunStarted, RunStatus
-from perdure.kernel.ids import STORED
+from perdure.kernel.ids import STORED, stored_id
 from perdure.kernel.inbound import UNDECIDED, Decided, Undecided
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
@@ -26,11 +26,6 @@ from perdure.ports.appends import create
 from perdure.ports.runs import RunFilter
 
 _PAGE = 1000
-
-
-def stored_id(name: str, version: str = "") -> str:
-    """The id of the run that holds a definition; without a version the latest of its name."""
-    return f"{STORED}:{name}@{version}" if version else f"{STORED}:{name}"
 
 
 class Definitions:

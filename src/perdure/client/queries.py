@@ -345,10 +345,14 @@ class Queries:
                 # The code is not here, or does not fit.
                 payloads = self._base.payloads
                 started, whole = await payloads.with_input(batches), await payloads.inflate(batches)
-                missed = self._base.structures.missed(structures, started, whole)
+                told, missed = self._base.structures, Missed()
+                if definitions := await self._base.stored_definitions(batches):
+                    replayed = told.replayed(definitions, run.root or run.run_id, started, whole, missed)
+                if not missed.whole:
+                    missed = told.missed(structures, started, whole)
             if missed.turns or missed.whole:
-                told = {turn.op for turn in missed.turns}
-                records = [one for one in records if one.attempts or not (missed.whole or one.path in told)]
+                ops = {turn.op for turn in missed.turns}
+                records = [one for one in records if one.attempts or not (missed.whole or one.path in ops)]
                 records = sorted([*records, *map(not_run, missed.turns)], key=began)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]

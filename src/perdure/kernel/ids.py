@@ -38,6 +38,11 @@ STORED = "perdure.flow"
 INPUT = "input"
 
 
+def stored_id(name: str, version: str = "") -> str:
+    """The id of the run that holds a definition; without a version the latest of its name."""
+    return f"{STORED}:{name}@{version}" if version else f"{STORED}:{name}"
+
+
 def run_id(now: float, entropy: int, after: str = "") -> str:
     """Sixteen characters: 44 bits of milliseconds, so that ids sort by age, then 36 bits of entropy.
 

@@ -7,7 +7,7 @@ one that is data. What can read them is an argument of a client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.errors import UsageError
 from perdure.kernel.events import Batch, RunStarted
@@ -22,6 +22,13 @@ class Structures(Protocol):
 
     def missed(self, structures: Mapping[str, bytes], started: RunStarted, batches: Sequence[Batch]) -> Missed:
         """The turns that did not run."""
+        ...
+
+    def replayed(
+        self, definitions: Sequence[bytes], run_id: str, started: RunStarted, batches: Sequence[Batch], missed: Missed
+    ) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, of a run whose programs have these definitions; `missed` gets what did not
+        run. Nothing is executed, and nothing need be here that the steps use."""
         ...
 
     def program(self, structures: Mapping[str, bytes], batches: Sequence[Batch], path: str) -> Program | None:
@@ -42,6 +49,12 @@ class NoStructures(Structures):
     def missed(self, structures: Mapping[str, bytes], started: RunStarted, batches: Sequence[Batch]) -> Missed:
         """None are known."""
         return Missed()
+
+    def replayed(
+        self, definitions: Sequence[bytes], run_id: str, started: RunStarted, batches: Sequence[Batch], missed: Missed
+    ) -> dict[str, dict[str, Any]]:
+        """None is read."""
+        return {}
 
     def program(self, structures: Mapping[str, bytes], batches: Sequence[Batch], path: str) -> Program | None:
         """None is known."""

@@ -164,6 +164,19 @@ class Components:
             raise NoComponent("F023", f"{path} cannot be read: {error.strerror or error}") from None
 
 
+class ShownComponents(Components):
+    """Components of a flow that is looked at: of what steps execute, nothing is imported, and nothing is refused."""
+
+    def _find(self, use: str) -> Component:
+        if use in OWN or use == "flow" or use.startswith("flow:"):
+            return super()._find(use)
+        return made_of(_not_here, use)
+
+
+def _not_here(**given: Any) -> Any:
+    raise UsageError("this flow is looked at, and its steps are not executed")
+
+
 def _installed() -> Iterable[EntryPoint]:
     """The components of installed packages."""
     from importlib.metadata import entry_points

@@ -20,7 +20,7 @@ from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
-from perdure.authoring.flow.components import Components, NoComponent
+from perdure.authoring.flow.components import Components, NoComponent, ShownComponents
 from perdure.authoring.flow.definition import FlowDef, InputDef
 from perdure.authoring.flow.format import read_flow
 from perdure.authoring.flow.importing import native
@@ -50,6 +50,7 @@ class Access(msgspec.Struct, frozen=True):
 
     `folder`: what a workspace is relative to, for a flow that has no file. `names`: the variables of the environment
     and the secrets that it may ask for; None: any. `level`: how many steps have made it and the flows around it.
+    `shown`: it is looked at, and its steps are never executed: nothing is imported for them, or refused.
     """
 
     allowed: Flows = Flows()
@@ -57,6 +58,7 @@ class Access(msgspec.Struct, frozen=True):
     folder: str = ""
     names: frozenset[str] | None = None
     level: int = 0
+    shown: bool = False
 
 
 class FlowDependence(Dependence):
@@ -265,7 +267,8 @@ def _flow(
                 problems.add(one.mark, "F023", f"{name} may not be used here: the flow around it does not have it")
     inner = msgspec.structs.replace(access, names=frozenset(names), level=access.level + 1)
     made = partial(define, access=inner) if access.level < MOST_LEVELS else None
-    components = Components(access.allowed, access.components, access.folder, load, made)
+    kind = ShownComponents if access.shown else Components
+    components = kind(access.allowed, access.components, access.folder, load, made)
     compiler = Compiler(definition, components, problems, mocks)
     found = Flow(definition, compiler, access, problems, components.programs, stored)
     if mocks is not None:
