@@ -200,7 +200,7 @@ class Engine(Client):
         return cls(programs=programs, **(load_settings(path).options() | options))
 
     def _check_loaded(self, program: Program) -> None:
-        """What is checked when the engine is made and opened, for a program that came later."""
+        """Check a program that came later, as those are that an engine is made with."""
         _ = _checked([program])
         check_program(program)
         _check_types(program, self)
@@ -222,21 +222,21 @@ class Engine(Client):
             self._service.fit_check.code_changed()
 
     async def _resolve(self, name: str, version: str) -> Program | None:
-        """The program of a stored definition, which may use what one of its name may that the engine was given."""
+        """Make the program of a stored definition. It may use what an engine's own program of that name may use."""
         program = await self._definitions.defined(name, version, self._programs.get(name))
         if program is not None:
             self._check_loaded(program)
         return program
 
     async def _keep_definitions(self) -> None:
-        """Store the definitions of the programs that this engine has, and note which others the store has."""
+        """Store the definitions of this engine's programs, and note which other definitions the store has."""
         for program in self._programs.every():
             if program.definition:
                 await self._definitions.keep(program)
         await self._note_definitions()
 
     async def _note_definitions(self) -> bool:
-        """Continue runs of programs that were stored since, too. Whether there are runs of others, that may be yet."""
+        """Continue runs of programs whose definitions were stored since. Whether other runs still lack theirs."""
         programs, now, looked = self._programs, self.clock.now(), self._not_stored
         names = {name.removesuffix(BATCH) for name in await self.store.runs.programs()}
         unknown = {
@@ -259,7 +259,7 @@ class Engine(Client):
         return bool(self._not_stored)
 
     def _describe(self) -> None:
-        """Have registered what this engine has, as it is then."""
+        """Tell the membership what to register: the programs that this engine has now."""
         assert self._membership is not None
         programs = self._programs
         versions = {name: ("1",) if name.startswith(BUILT_IN) else programs.versions(name) for name in programs}
@@ -267,7 +267,7 @@ class Engine(Client):
         self._membership.describe(versions, self._serves, self._signatures_here)
 
     def _signatures_here(self) -> dict[str, Signature]:
-        """What the programs take that are loaded."""
+        """The signatures of the loaded programs."""
         programs = [program for program in self._programs.newest() if not program.name.startswith(BUILT_IN)]
         found = ((program.name, program.call_signature(self.codec)) for program in programs)
         return {name: signature for name, signature in found if signature is not None}
@@ -450,7 +450,7 @@ class Engine(Client):
         return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
 
     async def _abandon(self, id: str, reason: str) -> None:
-        """The parent of a remote step waits for it no longer: cancel its run. If that fails, its outcome is dropped."""
+        """Cancel the run of a remote step that its parent has given up. If that fails, its outcome is dropped."""
         try:
             await self.cancel(id, reason)
         except PerdureError as error:
@@ -511,7 +511,7 @@ class Engine(Client):
             self._lasting = None
 
     async def _tell_whose_it_is(self, id: str) -> RunRow | None:
-        """The run under an id, if there is one. Where it belongs to another orchestrator, say how long it waits."""
+        """The run under an id, if there is one. If another orchestrator owns it, log how long this may wait."""
         found = await self._base.find(id)
         if found is None:
             return None
@@ -520,8 +520,8 @@ class Engine(Client):
         owner, left = found[0].owner, self._membership.lease_left(found[0].owner)
         if left is not None:
             log.warning(
-                "run %r belongs to orchestrator %s: this process waits for its result. Should that orchestrator be "
-                "gone, it waits for the lease of %s, at most %.0f s, and goes on with the run here",
+                "run %r belongs to orchestrator %s: this process waits for its result. If that orchestrator is gone, "
+                "this process takes the run over when the lease of %s ends, in at most %.0f s",
                 id,
                 owner,
                 owner,
@@ -553,7 +553,7 @@ def connect(
 
 
 def _reopen(store: str | os.PathLike[str] | Store) -> Callable[[], Store] | None:
-    """How the store is opened once more, also in another process; None for one that only this process has."""
+    """Opens the store once more, also in another process; None for a store that only this process has."""
     if not isinstance(store, str | os.PathLike) or str(store).startswith("memory:"):
         return None
     return partial(open_store, store)
@@ -645,7 +645,7 @@ def _check_kinds(
     recovery: object,
     retention: object,
 ) -> None:
-    """Refuse what stands in the wrong place, and say what to write."""
+    """Refuse an argument in the wrong place, and say what to write."""
     if isinstance(store, Iterable | Invocation | Step) and not isinstance(store, str | os.PathLike):
         raise UsageError(
             f"Engine(store, programs): the store comes first, and {store!r:.80} is none; "

@@ -296,7 +296,7 @@ async def test_what_was_committed_stays_so_when_the_disk_is_full_right_after(
     with monkeypatch.context() as patch:
         patch.setattr(folder_module, "os", Dying(3, lambda: OSError(28, "No space left on device")))
         assert files.journal.append([run.then(*worked(0))]) == [Appended()]
-    assert "what was committed is in commits.jsonl" in caplog.text
+    assert "the commit is in commits.jsonl" in caplog.text
     await write_all(files, run.then(*worked(1)))
     other = await reopened(place)
     assert [seq for seq, _ in await numbered(other.journal, "r1")] == [0, 1, 2, 3, 4]

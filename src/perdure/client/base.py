@@ -1,4 +1,4 @@
-"""What everything a caller does with a store rests on: being connected to it, and finding a run in it."""
+"""The basis of all that a caller does with a store: the connection to it, and finding runs in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class StoreClient:
-    """A store as one client or engine uses it: with a codec for values, a clock, and what it remembers of runs.
+    """A store as one client or engine uses it: with a codec for values, a clock, and caches of runs.
 
     `kind` is the name of the class that callers see, for messages.
     """
@@ -77,7 +77,7 @@ class StoreClient:
         self.followers = JournalFollowers(store)
         self.signatures = Signatures(store, self.clock)
         self.states = StateCache()
-        # What people looked at.
+        # For views of runs.
         self.folded = FoldedJournals(store.journal)
         # The limits of queues, where they are known.
         self.queues: dict[str, Queue] = {}
@@ -100,7 +100,7 @@ class StoreClient:
         self._locks = Locks(self.leases, self.clock, locker, self.store.runs)
 
     async def disconnect(self) -> None:
-        """Close the store; a client that is not open stays as it is."""
+        """Close the store, if this client is open."""
         if self.forked:
             self._watch = None  # it is its parent's to close
         if self._watch is not None:
@@ -193,7 +193,7 @@ class StoreClient:
         return (run, head) if head is not None else None
 
     async def _item(self, id: str) -> tuple[RunRow, Head] | None:
-        """A child that is an item of a map, or is in one: it has no row, and its journal tells what the row would."""
+        """A child that is an item of a map, or inside one: it has no row, so the row is computed from its journal."""
         end = id.find("/")
         while 0 <= end < id.rfind("]"):
             found = await self.find(id[:end])
@@ -228,7 +228,7 @@ class StoreClient:
 
 
 class KeptBlobs:
-    """Blobs that callers put by hand: what refers to them is in their values, or elsewhere, so they stay."""
+    """Blobs that callers put by hand. They are never collected: references to them may be anywhere."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

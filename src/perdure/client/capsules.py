@@ -1,4 +1,4 @@
-"""Runs that leave a store in a file, and come into another one from there."""
+"""Export runs from a store into files, and import them into another one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Capsules:
         return view
 
     async def _is_here(self, capsule: Capsule) -> bool:
-        """Whether this very run is in the store already. Raises AlreadyExists when another one is in its place."""
+        """Whether this run is in the store already. Raises AlreadyExists if another one has its id."""
         here = await self._base.store.journal.read(capsule.run_id)
         if here:
             if not _begins_with(here, capsule.batches):
@@ -85,7 +85,7 @@ class Capsules:
         return False
 
     def _arrival(self, capsule: Capsule, state: RunState) -> Append:
-        """The whole journal as one append; of a run that has not ended, with the end of its travels."""
+        """The whole journal as one append. A run that has not ended is parked by it."""
         batches = list(capsule.batches)
         kind = REDACTED if capsule.redacted else IMPORTED
         stands = state.parked.kind if state.parked is not None else ""

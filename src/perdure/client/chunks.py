@@ -1,4 +1,4 @@
-"""The chunks that a run has under way: runs of their own, whose questions are those of the run."""
+"""The open chunks of a run: each is a run of its own, and its questions count as questions of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.ports.store import Store
 
 
 class OpenChunk(msgspec.Struct, frozen=True):
-    """A chunk under way. `scope` is what precedes its op paths in the paths of the run: empty, or with a slash."""
+    """An open chunk. `scope` precedes its op paths in the run with the map: empty, or a path that ends with a slash."""
 
     scope: str
     state: RunState
@@ -32,7 +32,7 @@ def answered(state: RunState, op: str, scope: str = "") -> set[str]:
 
 
 class ChunkReader:
-    """Reads the chunks of a run that are under way, and of each only what it has not read."""
+    """Reads the open chunks of a run, of each only the events that it has not read before."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class ChunkReader:
         self.answered: set[str] = set()
 
     async def under_way(self, state: RunState, scope: str = "") -> Sequence[OpenChunk]:
-        """The chunks of a run, and of maps in their items, in the order they began."""
+        """The open chunks of a run, and those inside their items, in the order they began."""
         found: list[OpenChunk] = []
         for op, id in open_chunks(state).items():
             if id not in self._states:

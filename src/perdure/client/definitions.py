@@ -33,7 +33,7 @@ class Definitions:
 
     def __init__(self, base: StoreClient) -> None:
         self._base = base
-        # Those that are known to be in the store, by name and version.
+        # Definitions that are known to be stored, by name and version.
         self._known: set[tuple[str, str]] = set()
 
     async def keep(self, program: Program) -> None:
@@ -69,7 +69,7 @@ class Definitions:
         return found
 
     async def defined(self, name: str, version: str, like: Program | None = None) -> Program | None:
-        """A version of a program, made of its definition; without a version the latest. None if there is none.
+        """Make a version of a program from its definition; without a version, the latest. None if none is stored.
 
         Raises UsageError if it cannot be made here. It may use what `like` may, if that is given.
         """
@@ -100,7 +100,7 @@ class Definitions:
         return None if found is None else found[0]
 
     async def _put(self, program: Program, *, latest: bool) -> None:
-        """Store a definition, unless it is there, or with `latest` unless it is the latest there."""
+        """Store a definition, unless it is stored; with `latest`, unless it is the latest one stored."""
         name, version = program.name, program.version
         if latest or await self._find(name, version) is None:
             # The latest first: where this process dies in between, the version is lacking and is stored with the next.
@@ -109,7 +109,7 @@ class Definitions:
         self._known.add((name, version))
 
     async def _write(self, program: Program, id: str) -> None:
-        """Store a definition under an id, unless what is there is of the same version."""
+        """Store a definition under an id, unless the same version is stored there."""
         blob = ""
 
         async def attempt() -> Decided[None] | Undecided:

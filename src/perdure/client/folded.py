@@ -1,4 +1,4 @@
-"""Journals that people look at, folded: in slices between which the event loop goes on, and kept for the next look."""
+"""Folded journals for views of runs: folded in slices, so that the event loop stays free, and kept for later views."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perdure.kernel.step_records import StepRecords
 from perdure.ports.journal import Head, Journal
 
 T = TypeVar("T")
-# How many events are decoded, and how many batches are folded or records made into views, before others have a turn.
-# Each takes some milliseconds.
+# How many events are decoded, and how many batches are folded or records made into views, before other tasks have a
+# turn. Each takes some milliseconds.
 READ, SLICE = 500, 200
-# Of how many runs, and of how many bytes of journals in all, the last looks are kept.
+# How many runs are kept, and how many bytes of journals in all.
 KEPT, KEPT_BYTES = 64, 32 * 1024 * 1024
 
 
 class Folded:
-    """A run as far as its journal has been read. The next look may continue it: keep nothing of it over an await."""
+    """A run as far as its journal has been read. The next view continues it: keep nothing of it over an await."""
 
     __slots__ = ("batches", "next_seq", "size", "state", "steps")
 
@@ -43,14 +43,14 @@ class Folded:
 
 
 class FoldedJournals:
-    """The last runs that were looked at, by run_id of their root and next number: only tails are read again."""
+    """The runs that were viewed last, by run_id of their root: only tails are read again."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._kept: OrderedDict[str, Folded] = OrderedDict()
 
     async def read(self, run_id: str, head: Head) -> Folded:
-        """A run after everything that was in its journal when this was its head, or more."""
+        """A run up to this head, or further."""
         # Taken out while it is read: two callers must not fold the same tail twice.
         folded = self._kept.pop(run_id, None)
         if folded is None or head.next_seq < folded.next_seq or _is_other(folded, head):
@@ -98,7 +98,7 @@ async def in_slices(journal: Journal, run_id: str, start: int = 0, limit: int | 
 
 
 async def _check_end(journal: Journal, run_id: str, end: int) -> None:
-    """Raise Corrupt when the journal should not end there: only whole rests of journals are held against heads."""
+    """Raise Corrupt if the journal should not end there: stores compare a read with the head if it has no limit."""
     await journal.read(run_id, max(0, end - 1))
 
 

@@ -1,4 +1,4 @@
-"""Runs that begin with the past of another: forks, travels back to a step, and failed runs that are tried again."""
+"""Runs that begin with the past of another: forks, time travel, and retries of failed runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 
 
 class Forks:
-    """Makes new runs of the past of others. The others stay as they are."""
+    """Creates runs with the past of others, which stay as they are."""
 
     def __init__(self, base: StoreClient, gateway: RunGateway, handles: Handles) -> None:
         self._base, self._gateway, self._handles = base, gateway, handles
@@ -172,7 +172,7 @@ class Forks:
         return [path for path in found if path in again], past
 
     async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outcomes by op path: those of a graph may be given by the names of its values."""
+        """Outcomes by op path, also if they are given by the names of a graph's values."""
         flow, found = await self._dataflow(run, batches), forks.ops(batches)
         if flow is None or all(name in found for name in values):
             return dict(values)
@@ -212,7 +212,7 @@ class Forks:
         return known
 
     async def _dataflow(self, run: RunRow, batches: Sequence[Batch]) -> Dataflow | None:
-        """What depends on what in a graph, also where only its structure is known."""
+        """The dataflow of a graph, also if only its structure is known."""
         program = self._gateway.find_program(run.program, run.version) or await self._base.stored_program(batches)
         return None if program is None else program.dataflow
 
@@ -267,7 +267,7 @@ class Forks:
     async def _retried(
         self, id: str, run_id: str, batches: Sequence[Batch], started: RunStarted, now: float
     ) -> Sequence[Batch]:
-        """The journal with which a run is tried again: as the code is known to fit."""
+        """The journal of the next incarnation: the first candidate that the code fits."""
         candidates = withdrawals(batches)
         refused: CannotRetry | None = None
         for without in candidates:
@@ -284,9 +284,9 @@ class Forks:
         return retried(batches, without, started, now)
 
     async def keep_chunk(self, run_id: str, started: RunStarted) -> int:
-        """Give the run of a chunk the outcomes of the one that it goes on with; returns how many.
+        """Give the run of a chunk the outcomes of the run that it continues, and return how many.
 
-        That is the run of the same chunk in the run that its parent continues, or the last one before that had it.
+        That is the run of the same chunk in the run that its parent continues, or in the last one before that had it.
         """
         call = started.remote
         assert call is not None
@@ -300,7 +300,7 @@ class Forks:
             await self._messages.send_decided(run_id, lambda state: given)
             return 0
         if not former.status.finished:
-            # Its own run waits for it no longer. What it has under way ends, and is kept.
+            # Its parent no longer waits for it. Let the items under way end, and keep their outcomes.
             await self._messages.cancel(former.run_id, DRAIN)
             await self._base.watch.ended(former.run_id)
         batches = await self._base.store.journal.read(former.run_id)
@@ -312,13 +312,13 @@ class Forks:
             past = rerun(batches, again, {}, started, now, inputs=inputs)
         kept: list[OutcomeKept | RunForked] = []
         for event in past[0].events:
-            # Not what the run itself did: it reports what came of its items.
+            # Without the steps of the run itself, which reported the results of its items.
             if isinstance(event, OutcomeKept) and not event.op.startswith("<"):
                 value = await self._base.payloads.load(event.blob, event.value)
                 kept.append(msgspec.structs.replace(event, value=value))
             elif isinstance(event, RunForked) and event.inputs:
                 kept.append(event)
-        # A repeated attempt finds them there.
+        # A repeated attempt finds them in the journal.
         await self._messages.send_decided(run_id, lambda state: [] if state.kept is not None else kept)
         return len(kept)
 
@@ -412,7 +412,7 @@ class Forks:
 async def create_with_past(base: StoreClient, run_id: str, past: Sequence[Batch]) -> bool:
     """Put a run with a past into the store; False when its id is not free."""
     for blob in blobs_of(list(past)):
-        # Put again, so that it stays even if the run that it comes from is pruned at this moment.
+        # Put it again, so that it stays even if its run is pruned at this moment.
         data = await base.store.blobs.get(blob)
         if data is None:
             raise Corrupt(f"the blob {blob}", "it is missing", run_id)
@@ -443,7 +443,7 @@ _OTHER_VALUE = "Give a value of the type that the code reads there"
 
 
 def refused(id: str, error: Exception) -> Exception:
-    """What to tell a caller whose fork does not replay."""
+    """The error for a caller whose fork does not replay."""
     if isinstance(error, NotDecodable):
         return ForkRefused(id, f"{error.what} cannot be read as {error.type}: {error.reason}", _OTHER_VALUE)
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"

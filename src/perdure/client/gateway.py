@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 async def decided(attempt: Callable[[], Awaitable[Decided[T] | Undecided]]) -> T:
-    """Try until it is decided: the one loop in which a client retries what has lost a race."""
+    """Try until it is decided: the one loop in which a client retries after losing a race."""
     while True:
         outcome = await attempt()
         if isinstance(outcome, Decided):
@@ -49,14 +49,14 @@ class NewRun:
 
 
 class RunGateway(Protocol):
-    """The way of a client to the runs, and to the programs that this process has; as it is where there are none."""
+    """How a client reaches the runs and the programs of this process. By default it has none of them."""
 
     def program(self, invocation: Invocation[Any]) -> Program | None:
         """The program that an invocation of a caller starts; None where this process does not have it."""
         ...
 
     async def load_program(self, name: str, version: str = "") -> None:
-        """Make a program of its stored definition, where that may be, for an engine."""
+        """Load a program from its stored definition, in an engine that may."""
         return
 
     def find_program(self, name: str, version: str = "") -> Program | None:
@@ -76,7 +76,7 @@ class RunGateway(Protocol):
         ...
 
     async def find_warm(self, id: str) -> str | None:
-        """The run_id of a run of this id that is in memory here, where that is known without asking the store."""
+        """The run_id of a run of this id that is in memory here, if that is known without a query."""
         return None
 
     async def load(self, run: RunRow) -> None:
@@ -92,7 +92,7 @@ class RunGateway(Protocol):
         return None
 
     async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
-        """Raise ForkRefused when the code would not have done what a journal says; False where there is no code."""
+        """Raise ForkRefused if the code does not fit a journal. False if the code is not here."""
         return False
 
     def created(self, run_id: str, started: RunStarted) -> None:
@@ -100,7 +100,7 @@ class RunGateway(Protocol):
         return
 
     async def step_arguments(self, run: RunRow, batches: Sequence[Batch], missed: Missed) -> dict[str, dict[str, Any]]:
-        """The arguments of steps by op path, where the code is here to tell them; `missed` gets what did not run."""
+        """The arguments of steps by op path, if the code is here; `missed` gets the nodes that did not run."""
         return {}
 
 

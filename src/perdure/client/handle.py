@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """Makes handles of runs, and is what they reach their runs by."""
+    """Makes handles of runs, and has what they need."""
 
     base: StoreClient
     gateway: RunGateway
@@ -70,9 +70,9 @@ class RunHandle(Generic[R]):
         self._by = by
         self._program = program
         self.id = id
-        # Empty: whichever run is the latest under the id when something is asked of it.
+        # Empty: each call means the latest run under the id at that time.
         self._run_id = run_id
-        # The run that it has gone on as, by `continue_as`, as far as is known.
+        # The last incarnation that is known, by `continue_as`.
         self._current = run_id
 
     @property
@@ -164,7 +164,7 @@ class RunHandle(Generic[R]):
         return (await self._latest()).status
 
     async def _latest(self) -> RunRow:
-        """The run that was started, or the one that it has gone on as."""
+        """The run that was started, or the incarnation that it has continued as."""
         runs = self._by.base.store.runs
         row = await runs.get(self._current) or await self._beyond_pruned()
         while row.continued_as:
@@ -229,7 +229,7 @@ class RunHandle(Generic[R]):
 
 
 async def run_result(base: StoreClient, row: RunRow, program: Program | None, id: str, run_id: str) -> RunResult[Any]:
-    """How a run ended, as its row tells it: values by the types of its program, exceptions as they were raised."""
+    """How a run ended: its row, with values of the types of its program and exceptions as they were raised."""
     if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
         output = await base.payloads.load(row.output_blob, row.output)
         if REFERENCE in bytes(output):

@@ -206,7 +206,7 @@ class Messages:
             await self.cancel(chunk, reason)
 
     async def _report_cancelled(self, id: str, reason: str) -> None:
-        """Where a run is a remote step, report to its parent first: the step may never begin, and report itself."""
+        """If a run is that of a remote step, report to its parent first: the step may never begin."""
         found = await self._base.find(id)
         if found is not None and found[0].program.startswith((REMOTE, MAP)) and found[0].finished_at is None:
             run = found[0]
@@ -215,7 +215,7 @@ class Messages:
             await self.report(run.parent, StepFailed(op, 1, error))
 
     async def report(self, run_id: str, outcome: StepSucceeded | StepFailed | StepSkipped) -> str:
-        """Send a run the outcome of its remote step, and say whether it counted."""
+        """Send a run the outcome of its remote step. Returns `accepted` or `dropped`."""
         if isinstance(outcome, StepSucceeded):
             what = f"the result of {outcome.op}"
             data = bytes(outcome.value)
@@ -227,7 +227,7 @@ class Messages:
         return "accepted" if isinstance(verdict, Accepted) else "dropped"
 
     async def tell(self, id: str, decide: Callable[[RunState, str], Sequence[AnyEvent] | V]) -> V | Accepted | NotFound:
-        """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.
+        """Append the events that `decide` returns for the state of a run: Accepted, or why nothing was appended.
 
         A message to a child goes through the journal of its root, with the op path of the child.
         """
@@ -262,7 +262,7 @@ class Messages:
         return verdict
 
     async def send_decided(self, run_id: str, decide: Decide[V]) -> V | Accepted:
-        """Append what `decide` makes of a root's journal. A caller whose appends keep losing asks for its turn."""
+        """Append the events that `decide` returns for a root run. A caller that keeps losing asks for its turn."""
         first = await self._gateway.tell(run_id, decide)
         if isinstance(first, Decided):
             return first.value
@@ -281,7 +281,7 @@ class Messages:
 
 
 def _key(given: str | None, what: str) -> str:
-    """The id of what is sent: one of its own even if the caller has none, since a write may be tried again."""
+    """The id of a message. Without one of the caller's it is generated, because a write may be tried again."""
     return check_text(given, what) or generated_id(secrets.token_hex(8))
 
 

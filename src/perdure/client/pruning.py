@@ -109,7 +109,7 @@ class Pruner:
         return replace(found, blobs=blobs, blob_bytes=blob_bytes)
 
     async def _prune(self, runs: Sequence[Ended], folder: str | None, found: PruneReport) -> PruneReport:
-        """Prune some runs, in one commit, and say what there is to report then."""
+        """Prune some runs, in one commit, and return the report so far."""
         kept = list(found.kept)
         going = runs if folder is None else await self._archived(runs, folder, kept)
         gone = going if found.dry_run else await self._removed(going, kept)
@@ -133,7 +133,7 @@ class Pruner:
         return [run for run in chunks if run.status in statuses and _parent(run) not in stay]
 
     async def _archived(self, runs: Sequence[Ended], folder: str, kept: list[KeptRun]) -> list[Ended]:
-        """Those of the runs that are in a file now."""
+        """Write each run into a file, and return those for which that succeeded."""
         done = []
         for run in runs:
             try:
@@ -195,7 +195,7 @@ def _parents(chunks: Sequence[Ended]) -> list[str]:
 
 
 def _portions(runs: Sequence[Ended]) -> Iterator[list[Ended]]:
-    """Runs that are removed in one commit: not many bytes at a time, whatever the size of each."""
+    """Portions to remove in one commit each: few runs, and few bytes."""
     some: list[Ended] = []
     size = 0
     for run in runs:

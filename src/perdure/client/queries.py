@@ -94,7 +94,7 @@ JOURNALS_READ = 8 * 1024 * 1024
 QUEUED_READ = 1000
 # How many runs that ask something are read at a time.
 ASKING_PAGE = 200
-# No name is longer; those of children are made of several.
+# No name is longer, not even an id of a child, which is made of several.
 MAX_ASKED = 10_000
 # More runs, events or chunks than there can be.
 FAR = 2**53
@@ -257,7 +257,7 @@ class Queries:
         return states
 
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
-        """What there is beside these runs: one question for each kind that is needed."""
+        """What surrounds these runs, with one query of each kind that is needed."""
         now = self._base.clock.now()
         newest: dict[str, str] = {}
         for run in runs:
@@ -298,7 +298,7 @@ class Queries:
         return {lease_key(lock.key): f"run {lock.id}" if lock.id else lock.owner for lock in held}
 
     async def _run_id_of(self, id: str | None, what: str) -> str | None:
-        """The run_id of a run that a filter names; what names none is left as it is, and finds none."""
+        """The run_id of the run that a filter names. An unknown name stays as it is, and matches no run."""
         if id is None:
             return None
         if not isinstance(id, str):
@@ -673,7 +673,7 @@ class Queries:
             yield chunk
 
     async def stream_run(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
-        """As `stream`, of one run and, if it `goes_on`, of those that it continues as."""
+        """As `stream`, for one run; if it `goes_on`, also for its next incarnations."""
         start = _whole(start, "stream(start", 0, "chunks are numbered from 0")
         streaming: RunRow | None = run
         begun: list[str] = []
@@ -699,7 +699,7 @@ class Queries:
     # --- the values of a run --------------------------------------------------------------------------------------
 
     async def _load_or_say(self, run: RunRow) -> Loaded:
-        """As `_load`; a run whose values cannot be read is listed without them, and with the reason."""
+        """As `_load`; a run whose values cannot be read is listed without them, and with the error as its reason."""
         try:
             return await self._load(run)
         except Corrupt as damage:
@@ -711,7 +711,7 @@ class Queries:
         return Loaded(run, msgspec.json.decode(input), self._output(run, output))
 
     def _output(self, run: RunRow, output: msgspec.Raw) -> Any:
-        """What a run returned, as its program says where that is known, and as plain JSON where it is not."""
+        """The result of a run, of the type that its program declares; plain JSON if the program is not here."""
         completed = run.status is RunStatus.COMPLETED
         program = self._gateway.find_program(run.program, run.version) if completed else None
         if program is not None:

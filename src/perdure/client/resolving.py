@@ -1,4 +1,4 @@
-"""Parked runs, and what a person decides about them."""
+"""Resolve parked runs: let them continue, or end them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Resolver:
     async def _past_before(
         self, run: RunRow, run_id: str, batches: Sequence[Batch], op: str, version: str, now: float
     ) -> list[Batch]:
-        """As much of the past before an op as the code is known to fit; where there is no code to ask, the most."""
+        """The longest past before an op that the code fits; if the code is not here, the longest there is."""
         changes = {"version": version} if version else {}
         started = forks.beginning(
             batches,

@@ -32,11 +32,11 @@ class Rest:
     ) -> None:
         self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
         self._program = program
-        # The questions that have an answer, by path and by name: given it again, they need it no more.
+        # The questions that have been answered, by path and by name: they need no answer any more.
         self._answered: set[str] = set()
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
-        """A run that rests, with its interrupts, or that is parked; None if it ended, or its end is awaited."""
+        """Wait until a run rests or is parked. None if it has ended, or if its end is awaited."""
         if run.root:
             raise UsageError(
                 f"{run.id!r} is a child, and goes on with the run at the top; wait for its root, {run.root}, to rest"
@@ -91,7 +91,7 @@ class Rest:
         return bool(found)
 
     async def _stays_parked(self, run_id: str, seq: int) -> bool:
-        """Whether a run stays parked, once an engine here that tries it has done so; False as soon as it goes on."""
+        """Whether a run stays parked after this process has tried it again; False as soon as it continues."""
         with self._base.followers.follow(run_id) as follower:
             ended = asyncio.ensure_future(self._base.watch.ended(run_id))
             gone_on = asyncio.ensure_future(follower.beyond(seq))

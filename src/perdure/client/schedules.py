@@ -123,7 +123,7 @@ class Schedule:
         )
 
 
-# What the runs of a schedule are marked with in any case.
+# The tags that every run of a schedule has.
 OWN_TAGS = frozenset({"schedule", "tick"})
 
 
@@ -141,7 +141,7 @@ class Schedules:
         return handle
 
     async def declare(self, asked: Schedule) -> ScheduleHandle:
-        """Make a schedule what was asked for."""
+        """Create a schedule, or change it to this definition."""
         handle, spec, invocation = ScheduleHandle(self, asked.id), asked.spec(), asked.invocation
         if kernel.next_fire(spec, self.base.clock.now()) is None:
             raise UsageError(f"cron={asked.cron!r} never fires from now on; choose another day or month")
@@ -260,7 +260,7 @@ class _Opening(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Schedule:
-    """A schedule as its journal tells it."""
+    """A schedule as its journal says."""
 
     row: RunRow
     id: str
@@ -360,7 +360,7 @@ class ScheduleHandle:
         return await self._schedules.read(row, state)
 
     async def _define(self, definition: Definition) -> None:
-        """Make the schedule what was asked for, also when another caller does so at the same time."""
+        """Create or change the schedule, also while another caller does the same."""
 
         async def attempt() -> Decided[None] | Undecided:
             try:

@@ -17,7 +17,8 @@ from perdure.ports.store import Store
 if TYPE_CHECKING:
     from perdure.kernel.invocation import WrongCall
 
-# How long what workers said is good enough to accept a call: where it is known what the program takes, and where not.
+# For how long the registrations of workers are good enough to accept a call: if they have the signature of the program,
+# and if they do not.
 # A call is refused only by what was read after it was made: workers come, with other code.
 KNOWN_SECONDS = 5.0
 UNKNOWN_SECONDS = 0.5
@@ -38,7 +39,7 @@ class Signatures:
         self._taken: dict[str, Mapping[str, Signature]] = {}
 
     async def check(self, program: str, input: bytes) -> bytes:
-        """The input as it is stored: by parameter name, if the workers tell the names and agree.
+        """The input to store: by parameter name, if the workers publish the names and agree.
 
         Raises NotDecodable or UsageError for input that fits no worker that has the program, if all of them say.
         """

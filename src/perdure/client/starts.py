@@ -1,4 +1,4 @@
-"""How runs come into a store: checked, with an id that is free, and accepted once."""
+"""Start runs: check the call, find out whether the id is free, and store each run once."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Starts:
             taken: set[str] = set()
             for index, starting in list(pending.items()):
                 if starting.id in taken:
-                    continue  # the one before it comes first, and is there in the next round
+                    continue  # an earlier start has the same id: it exists in the next round
                 try:
                     handle = await self._existing(starting)
                 except Exception as error:
@@ -182,7 +182,7 @@ class Starts:
         return self._handle(starting)
 
     async def _starting(self, request: Start[R]) -> _Starting[R]:
-        """What one start asks for, checked; nothing of it is in the store but its offloaded values."""
+        """A request, checked. Nothing of it is in the store yet, except for offloaded values."""
         invocation, id = request.invocation, request.id
         if invocation.program is None:
             await self._gateway.load_program(invocation.name)
@@ -208,7 +208,7 @@ class Starts:
             await self._definitions.keep(program)
 
     async def _existing(self, starting: _Starting[R]) -> RunHandle[R] | None:
-        """The run that exists under the id, if the start is content with it; AlreadyExists if the id must be free."""
+        """The run that exists under the id, if `reuse` accepts it. Raises AlreadyExists if the id must be free."""
         id, reuse, program = starting.id, starting.reuse, starting.program
         found = await self._base.store.runs.find(id) if id is not None else None
         # A child of another run may bear the id as well; it is no obstacle.
@@ -237,10 +237,10 @@ class Starts:
         return None
 
     async def _check_arguments(self, starting: _Starting[Any]) -> None:
-        """Refuse arguments that no worker takes, where the program is not here, before anything is written for them.
+        """If the program is not here, refuse arguments that no worker takes, before anything is written.
 
-        Not earlier: a run that exists is given out whatever the arguments are. Large ones were checked before they were
-        put apart.
+        Not earlier: a run that exists is returned regardless of the arguments. Large ones were checked before they were
+        offloaded.
         """
         if starting.program is None and starting.recorded is starting.started:
             if not isinstance(starting.invocation, EncodedInvocation):

@@ -1,4 +1,4 @@
-"""Folded journals of runs that receive messages again and again. Only the tail is read each time."""
+"""Folded journals of runs that receive messages repeatedly: only the tail is read each time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 256
 
 
 class CallerState(RunState):
-    """A run as its callers see it. Counts the events that they appended since its owner last wrote."""
+    """A run as its callers see it. Counts the events from outside since its owner last wrote."""
 
     __slots__ = ("external",)
 
@@ -39,7 +39,7 @@ class CallerState(RunState):
 
 
 class StateCache:
-    """The last few runs, as far as their journals have been read."""
+    """The runs that were read last, each as far as its journal has been read."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[str, CallerState] = OrderedDict()

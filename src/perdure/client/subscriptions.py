@@ -1,7 +1,7 @@
-"""What callers wait for: runs that end, and journals that grow.
+"""Callers that wait for runs to end and for journals to grow.
 
-Callers are notified at once of what this process writes, and soon after the commit of what other processes write: the
-change feed says when to ask the store, and one query asks for everything that is waited for.
+They are notified at once of what this process writes, and of what other processes write soon after the commit: the
+change feed says when to query the store, and one query serves all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SubscriptionsConfig:
     """The time between two queries for journals that other processes write, while they grow: not every store changes
     its version with every event."""
     follow_back_off: float = 0.1
-    """And when they do not: a part of the time since they last did, up to `longest`."""
+    """While they do not grow, the time between two queries is this share of the time since then, up to `longest`."""
 
 
 class RunWaiters:
@@ -174,9 +174,9 @@ class Follower:
     def __init__(self, followers: JournalFollowers, run_id: str, status_only: bool) -> None:
         self._followers = followers
         self.run_id = run_id
-        # Whether it need not be notified of what leaves the run's row as it is.
+        # Whether it only has to be notified when the row of the run changes.
         self.status_only = status_only
-        # The number of the next event, as far as is known; None when the journal is gone.
+        # The number of the next event, if that is known; None when the journal is gone.
         self.head: int | None = 0
         # Why it is notified of nothing any more.
         self.closed: Exception | None = None
@@ -272,7 +272,7 @@ class JournalFollowers:
         self._changes.start()
 
     def _longest(self) -> float:
-        """The longer no journal has grown, the more rarely the store is asked."""
+        """The longest time between two queries: the longer no journal has grown, the longer it is."""
         if all(self.is_local(run_id) for run_id in self.followed):
             return self._config.longest
         since = asyncio.get_running_loop().time() - self._grew

@@ -1,4 +1,4 @@
-"""Hold every open run against code that is not deployed yet. Reads the store, and writes nothing."""
+"""Check every open run against code that is not deployed yet. Reads the store, and writes nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _judge_schedule(schedule: ScheduleView, programs: Programs, codec: Codec) ->
 
 
 def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
-    """So many of them, from the newest to the oldest alike."""
+    """A sample of this size, spread evenly from the newest to the oldest."""
     if sample is None or sample >= len(rows):
         return rows
     return [rows[number * len(rows) // sample] for number in range(sample)]

@@ -73,7 +73,7 @@ class ApprovalView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run as a list has it: what its row says, without a look into its journal. `get(id)` has the rest."""
+    """A run in a list: what its row says, without its journal. `get(id)` has the rest."""
 
     id: str
     run_id: str
@@ -115,7 +115,7 @@ class RunView(RunSummary):
     """Why it is parked, while it is: `diverged`, `no_program`, `no_version`, `undecodable`, `damaged`, `imported`,
     `redacted`, `poisoned`; `reason` says more."""
     divergence: Divergence | None
-    """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
+    """If it diverged: what has changed in the code, both sides with their lines, and what to write."""
     continued_from: str | None
     """The run_id of its previous incarnation."""
 
@@ -152,11 +152,11 @@ class StepView:
     duration: timedelta | None = None
     """From the beginning of its first attempt to its end; None while it has none."""
     inputs: dict[str, Any] | None = None
-    """Its arguments by name, as plain values: from replay where the code is loaded, or recorded because of
-    `@step(record_inputs=True)`; None where neither is so."""
+    """Its arguments by name, as plain values: from replay if the code is loaded, or recorded because of
+    `@step(record_inputs=True)`; else None."""
     replayed: bool = False
-    """Whether its outcome was recorded before the present owner took the run up, or comes with a fork: the program got
-    it from the journal, and the step was not executed again."""
+    """Whether its outcome was recorded before the present owner claimed the run, or before a fork: the program got it
+    from the journal, and the step was not executed again."""
     chunks: tuple[Any, ...] = ()
     """What it has shown so far and not taken back by a restart."""
     stream: StreamView | None = None
@@ -190,7 +190,7 @@ class GraphCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ItemView:
-    """One item of a map: its number, the op path of its step or child run, and what came of it."""
+    """One item of a map: its number, the op path of its step or child run, and its outcome."""
 
     index: int
     path: str
@@ -203,7 +203,7 @@ class ItemView:
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch: how many rows it has, and what has become of them."""
+    """A batch: how many rows it has, and how they stand."""
 
     id: str
     run_id: str
@@ -268,7 +268,7 @@ class Interrupt:
 class RunResult(Generic[R]):
     """How a run ended, or stands. `error` is the exception, rebuilt; nothing is raised.
 
-    One that was waited for with `until="rest"` may have `interrupts`: all that it asks for before it can continue.
+    With `until="rest"` it may have `interrupts`: everything that it asks for before it can continue.
     """
 
     id: str
@@ -315,7 +315,7 @@ class QueueView:
     running: int
     oldest: float | None = None
     limits: Queue | None = None
-    """What it allows, where that is known: an Engine knows the queues it was given."""
+    """Its limits, if they are known: an Engine knows those of the queues it was given."""
 
 
 def queue_view(stats: QueueStats, limits: Queue | None, now: float) -> QueueView:
@@ -339,7 +339,7 @@ class OrchestratorView:
     session: str | None = None
     expires_at: datetime | None = None
     programs: tuple[str, ...] | None = None
-    """The programs that it has; None where it has not said so, or they are very many."""
+    """The programs that it has; None if it did not publish them, or they are too many."""
 
 
 def orchestrator_views(
@@ -390,7 +390,7 @@ class HistogramBucket:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A row with its values, wherever they lay."""
+    """A row with its values, which may have been offloaded."""
 
     row: RunRow
     input: Any = None

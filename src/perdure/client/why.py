@@ -125,7 +125,7 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
             until = moment(world.now + left)
             return Why("owner", f"owner {state.owner} gone, {_span(left)} left", until)
     locks = [_lock(key.key, world) for op, key in state.lock_waits.items() if _within(op, path)]
-    # Locks that it held, and that another run has taken since it was stopped: it goes on when it has them again.
+    # Locks that it held, and that another run has acquired since it was stopped: it continues when it has them again.
     ours = f"run {state.started.id}" if state.started is not None else ""
     locks += [
         _lock(key.key, world)

@@ -1,8 +1,8 @@
 """The attempts of one run's steps: planned, running, and their outcomes.
 
-The driver says when an attempt begins, and is called when it ends; an attempt knows its driver, this module does not.
-When a journal has to be read again, the next driver continues the same attempts. Never decides what follows from an
-outcome, and never records it.
+The driver begins attempts, and each attempt calls its driver when it ends; this module does not know the driver. When a
+journal has to be read again, the next driver continues the same attempts. Never decides what follows from an outcome,
+and never records it.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ Outcome = StepSucceeded | AttemptFailed | StepFailed | StepSkipped
 
 
 class Handoff(msgspec.Struct):
-    """What one driver hands to the next of an attempt: it is running, it has ended, its result is being or was
-    offloaded, or its outcome may not be in the store."""
+    """An attempt that one driver hands to the next: it is running, it has ended, its result is being offloaded or was,
+    or its outcome may not be in the store."""
 
     # The hash of its inputs: with other inputs it is another call. Empty: not compared.
     inputs: str
     attempt: Attempt | None = None
     # How the attempt ended, if it did before replay reached it.
     ended: tuple[Any, BaseException | None] | None = None
-    # The result that was to be offloaded, and its blob, or why there is none.
+    # The result that was to be offloaded, and its blob, or the error.
     stored: tuple[bytes, str | BaseException] | None = None
     outcome: Outcome | None = None
     # The value of the outcome, if that is offloaded.
@@ -68,7 +68,7 @@ class Handoff(msgspec.Struct):
 
     @property
     def over(self) -> bool:
-        """Whether all that is left to do is to record it."""
+        """Whether nothing is left to do but to record it."""
         return self.ended is not None or self.stored is not None or self.outcome is not None
 
     def cancel(self) -> None:
@@ -150,7 +150,7 @@ class Attempts:
         self._given_up = {key: handoff for key, handoff in self._given_up.items() if key[0] in unsaved}
 
     def make_ready(self, owner: AttemptOwner) -> None:
-        """During the commit, prepare what need not wait for it."""
+        """Prepare the next attempt while its commit is pending."""
         if len(self.calls) == 1 and not self._handoffs and not self.channels:
             self._ready = self._make(self.calls[0], owner)
             self._services.runner.make_ready(self._ready)
@@ -279,7 +279,7 @@ class Attempts:
     # --- outcomes -------------------------------------------------------------------------------------------------
 
     def result(self, call: Call, value: Any) -> tuple[bytes, Any]:
-        """The result of a step as it is recorded, and as the program gets it. Raises if it cannot be stored."""
+        """Encode the result of a step, and decode it for the program. Raises if it cannot be stored."""
         codec, returns, what = self._services.codec, call.command.spec.returns, f"the result of {call.command.op}"
         data = codec.encode(value, what)
         if call.command.spec.secrets:
@@ -352,7 +352,7 @@ class Attempts:
             raise PayloadTooLarge(f"the output of bail() in {op}", len(output), limits.blob)
         return StepFailed(op, call.attempt, failure, bailed=True, output=output)
 
-    # --- what they emit -------------------------------------------------------------------------------------------
+    # --- chunks and progress --------------------------------------------------------------------------------------
 
     def settle_channel(self, call: Call, succeeded: bool) -> None:
         """An attempt has ended: record what it emitted last, before its outcome."""

@@ -2,8 +2,10 @@
 
 Reading the version costs no statement, so a process that waits for changes and sees none is idle. A subscription stands
 for one kind of change: work due, runs ended, journals grew, leases freed. Its `refresh`, which queries the store, is
-performed when it starts, when the version has changed since, and now and then regardless; never twice at once. The
-notifications of a database server change the version as well.
+performed when it starts, when the version has changed since, and now and then regardless; never twice at once.
+
+The notifications of a database server change the version, and do not call subscribers themselves. So every store is
+noticed in one way, a burst of notifications costs one query, and a notification that gets lost only delays the query.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the programs that runs need of their stored definitions, where they are not here. Stores nothing."""
+"""Load programs that runs need from their stored definitions. Stores nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from perdure.kernel.ids import BATCH
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 
-# Makes a version of a program, or the latest if that is empty; None if its definition is not stored. Raises UsageError
-# for a definition of which no program can be made here.
+# Loads a version of a program, or the latest if that is empty; None if its definition is not stored. Raises UsageError
+# if the definition cannot be used here.
 Resolve = Callable[[str, str], Awaitable[Program | None]]
 
 

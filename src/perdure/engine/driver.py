@@ -26,21 +26,21 @@ What the driver holds back, and why:
 
 - `replay.held`: steps for which the run's or the engine's concurrency limit has no room; `retry_held`: a retry that is
   due and has none. `room_free` is called when there is some.
-- `_offloading`: commands whose value is on its way to the blob store, or whose program is on its way from there.
-- `outbox.in_flight`: the append on its way. What happens meanwhile goes into the next one.
+- `_offloading`: commands whose value is being offloaded, or whose program is being loaded.
+- `outbox.in_flight`: the pending append. Events that come before it is durable go into the next one.
 
 A driver is in one of these states:
 
         active --- another writer has appended ---> stale --- catch_up() --> active
            |                                          |
            |                                          +---- the tail does not follow: a new driver succeed()s this one
-           |                                          |     and goes on with its attempts --> closed
+           |                                          |     and continues its attempts --> closed
            +--- the run was evicted, or is another owner's -> closed
 
 - **active**; after a takeover also `adopting`, until the claim is durable: attempts in the journal are the previous
   owner's.
 - **stale**: an append lost its compare-and-swap. Nothing more is written before the missing events have been read.
-- **closed**: nothing is folded or written any more. `_successor` is the driver that goes on, if one does.
+- **closed**: nothing is folded or written any more. `_successor` is the driver that replaced it, if there is one.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Driver:
         return {id: reason for id, reason in self._abandoned.items() if id not in keys}
 
     def catch_up(self, tail: Sequence[Batch]) -> bool:
-        """Fold what other writers have appended; False where the state here is not that of the journal up to there."""
+        """Fold events of other writers. False if they do not follow the state in memory."""
         if self.closed or not self.saved or tail[0].seq != self.state.next_seq:
             return False
         self.replay.fold_all(tail)
@@ -213,7 +213,7 @@ class Driver:
         self.services.on_broken(self, error)
 
     def ring(self) -> None:
-        """As `wake`, from a callback of the loop."""
+        """Call `wake` from a timer."""
         try:
             self.wake()
         except BaseException as error:
@@ -239,7 +239,7 @@ class Driver:
             self._set_alarm(at_least=NOTHING_DUE_SECONDS)
 
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
-        """Fold what an attempt emits before it ends, and have it written; gives the number after it."""
+        """Fold and write what an attempt emits before it ends. Returns the number of the next event."""
         for event in events:
             self._fold(event, event)
         self.size += size
@@ -385,7 +385,7 @@ class Driver:
         except NotDecodable as error:
             if type(event) is RunClaimed:
                 raise  # its arguments do not fit: it does not begin
-            # It stands in the journal all the same: code that can decode it continues the run from there.
+            # It is in the journal all the same: code that can decode it continues the run from there.
             self._unreadable = error
         outbox.events.append(recorded)
         self.size += EVENT_BYTES
@@ -598,7 +598,7 @@ class Driver:
             self._load(f"blob {blob}", [blob], given)
 
     def _load_arguments(self, commands: Iterable[Command]) -> bool:
-        """Load the arguments of steps that are about to begin and have them in blobs. Whether there are any."""
+        """Load the arguments, from blobs, of steps that are about to begin. False if there are none."""
         lacking = {one.op: one for one in commands if isinstance(one, RunStep) and one.references}
 
         def resolve(values: Mapping[str, Raw]) -> None:
@@ -611,12 +611,12 @@ class Driver:
         return bool(lacking)
 
     def _load(self, key: str, blobs: Collection[str], then: Callable[[Mapping[str, Raw]], None]) -> None:
-        """Load values from blobs. Until they are there, nothing is planned."""
+        """Load values from blobs. Until they are here, nothing is planned."""
         if key not in self._offloading:
             self._offload_or_load(key, self.services.payloads.load_patiently(blobs, self._gone), then)
 
     def _load_program(self, command: StartChild) -> None:
-        """Make the program of a child of its stored definition. Until it is there, nothing is planned."""
+        """Load the program of a child from its stored definition. Until it is here, nothing is planned."""
         load = self.services.programs.load_version(command.program, command.version)
         self._offload_or_load(command.op, load, lambda _: self._keep_value(command, asked=True))
 
@@ -667,7 +667,7 @@ class Driver:
         return append
 
     def meanwhile(self) -> None:
-        """The append is on its way."""
+        """The append is pending: use the time."""
         if self.attempts.calls:
             self.attempts.make_ready(self)
 
@@ -731,7 +731,7 @@ class Driver:
 
     @property
     def quiet(self) -> bool:
-        """Whether it must poll for what other writers appended: it is about to append nothing that could conflict."""
+        """Whether it must poll for events of other writers: no append is pending that would conflict with them."""
         outbox = self.outbox
         if self.stale or self.closed or outbox.in_flight or not outbox.committed:
             return False

@@ -29,7 +29,7 @@ class Duty(Protocol[R_co]):
     def name(self) -> str: ...
 
     async def run_once(self, now: float) -> R_co:
-        """Do what there is to do now, and report what was done."""
+        """Do what is due now, and report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Duties:
     async def perform(self, duty: Duty[R]) -> R | None:
         """Perform a duty once. Returns its report, or None when it failed.
 
-        A failure is logged, but only once for as long as the duty fails in the same way. It never raises: whatever
-        schedules the duty continues, and performs it again.
+        A failure is logged, but only once while the duty fails in the same way. Never raises: the scheduler continues,
+        and performs the duty again.
         """
         try:
             report = await duty.run_once(self._clock.now())

@@ -1,7 +1,7 @@
 """A step's call in a form that any executor can take: threads, processes, Dask, Ray.
 
-In this process the function is called in a copy of the caller's context. An executor that works in other processes
-sends the job there in its own way; it then carries the *name* of its function, which is looked up on the other side.
+In this process the function is called in a copy of the caller's context. An executor of processes pickles the job,
+which then carries the *name* of its function: the other process looks it up.
 """
 
 from __future__ import annotations

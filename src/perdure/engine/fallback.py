@@ -1,4 +1,4 @@
-"""An attempt of a fallback: call it with the failure, and make the call that it returns. The kernel plans it."""
+"""An attempt of a fallback: call it with the failure, and perform the call that it returns. The kernel plans it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Execute = Callable[[StepSpec, list[Any], dict[str, Any], Callable[[], None] | No
 
 
 async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: Codec, execute: Execute) -> Any:
-    """The value of the fallback, or of the call that it returns. An error of it has the failure as its cause.
+    """The value of the fallback, or of the call that it returns. Its errors have the failure as their cause.
 
     The step's timeout applies to the fallback and again to another call of the step; another step has its own.
     """

@@ -78,20 +78,20 @@ class ItemBlobs:
         return _found(blob, await self._blobs.get(blob))
 
     async def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
-        """The elements of parts, which are read one after the other while the event loop goes on."""
+        """The elements of parts, read one part at a time; the event loop is free in between."""
         for part in parts:
             for item in elements(part, await self.load(part.blob)):
                 yield item
 
     def read(self, blob: str) -> bytes:
-        """As `load`, for code that cannot await: the thread waits."""
+        """As `load`, for code that cannot await; blocks the thread."""
         try:
             on_loop = asyncio.get_running_loop() is self._loop
         except RuntimeError:
             on_loop = False
         if not on_loop:
             return self.wait(self.load(blob))
-        # A step on the event loop, which cannot go on before this step does: the store is read aside from it.
+        # A step that blocks the event loop: read the store in another thread.
         at_once = self.load(blob)
         try:
             at_once.send(None)
@@ -109,14 +109,14 @@ class ItemBlobs:
         return self._aside.read(blob)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """In a thread: have something done on the event loop, and wait for it."""
+        """In a thread: await something on the event loop."""
         if self._loop is None or self._loop.is_closed():
             work.close()
             raise UsageError("these items are in a store that is not open")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def elsewhere(self) -> PartReader | None:
-        """What reads them in another process; None if only this process can."""
+        """A reader for another process; None if only this process can read them."""
         return None if self.reopen is None else _Aside(self.reopen)
 
     async def store(self, items: Iterable[Any], codec: Codec, what: str, of: Any = Any) -> Items[Any]:
@@ -128,7 +128,7 @@ class ItemBlobs:
         return await writer.finish()
 
     async def given(self, command: RunStep, types: Any, limit: int) -> RunStep:
-        """A call with its items in place where the step takes a list. Raises PayloadTooLarge above the limit."""
+        """A call with its items loaded, for parameters that take a list. Raises PayloadTooLarge above the limit."""
         if not has_references(command.inputs):
             return command
         inputs = msgspec.json.decode(command.inputs, type=list[Raw])
@@ -286,12 +286,12 @@ def collect_in_thread(
 
 
 def element(annotation: Any) -> Any:
-    """The type of the items that an annotation says."""
+    """The element type of an annotation such as `Items[int]`."""
     return (get_args(annotation) or (Any,))[0]
 
 
 async def stored(value: Any, blobs: ItemBlobs, codec: Codec, what: str) -> Any:
-    """A value in which items that were given as an iterable are in the store."""
+    """Store items that were given as an iterable; any other value stays as it is."""
     if not isinstance(value, Unstored):
         return value
     if value.stored is None:

@@ -1,7 +1,7 @@
 """Locks of one process: acquired in turn, renewed while they are held, released. The leases of the store are the truth.
 
-A waiter is woken at once when a holder in this process releases its lock, in the order of asking. What other processes
-release, the change feed notifies of, so that waiting for a lock that does not come free is idle.
+When a holder in this process releases its lock, the first waiter is woken at once. The change feed notifies of locks
+that other processes release, so that waiting costs no statements.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Locker:
     ) -> Hold:
         """Wait for a lock and hold it; raises LockTimeout if it is not released in time.
 
-        `patient`: a store that is out of reach is waited for, too. `again`: what is the owner's already needs no turn.
-        `replaces` says of which owner this one is the successor: it gets the lock of that owner at once. `mine` says,
-        when the wait is cancelled, whether a lock that it brought in that moment may be released: not if another
-        process has become the same owner meanwhile.
+        `patient`: also wait while the store is out of reach. `again`: if the owner has the lock already, it need not
+        queue. `replaces`: whether this owner succeeds another one, whose lock it gets at once. `mine`: whether a lock
+        that was acquired at the moment of a cancellation may be released: not if another process has become the same
+        owner.
         """
         deadline = None if timeout is None else self.loop.time() + timeout
         ask = partial(self._try_acquire, key, owner, ttl, patient, replaces, mine)
@@ -215,7 +215,7 @@ class Locker:
     # --- releasing ------------------------------------------------------------------------------------------------
 
     async def release(self, hold: Hold) -> None:
-        """Release a lock. One that was lost or released before stays as it is."""
+        """Release a lock, unless it was lost or released before."""
         if self._holds.get(hold.key) is not hold:
             return
         del self._holds[hold.key]

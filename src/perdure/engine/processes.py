@@ -1,8 +1,8 @@
 """The process pool for `cpu=True` steps, one call per process at a time. Decides nothing about retries.
 
-A thread of its own waits for each process, so that it is known which step was in a process that died: that step fails,
-the others do not notice, and the next call gets a new process. They are spawned, not forked: a fork of a process with
-threads and an open database is not safe.
+One thread waits for each process, so when a process dies, it is known which step was in it: that step fails, the others
+do not notice, and the next call gets a new process. Processes are spawned, not forked: forking a process with threads
+and an open database is not safe.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from perdure.kernel.values.failures import describe
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]
-# Gives a run of a chunk the outcomes of the one that it goes on with, and says how many.
+# Gives the run of a chunk the outcomes of the run that it continues, and returns how many.
 Keep = Callable[[str, RunStarted], Awaitable[int]]
 
 # Retry while the store is unavailable: the outcome must not be lost.
@@ -86,7 +86,7 @@ class RemoteStepRun:
         if isinstance(event, RunClaimed):
             return [self._step()]
         if isinstance(event, CancelRequested):
-            # The client that cancels it has appended to the parent as well.
+            # The client that cancels it has recorded that in the parent's journal as well.
             self._cancelled = True
             under_way = _REPORT if self._outcome is not None else self._op
             return [CancelOp(under_way), Finish(RunStatus.CANCELLED, reason=event.reason)]
@@ -166,7 +166,7 @@ class Chunks(Program):
 
 
 class ChunkRun:
-    """One chunk: keep what an earlier run had of it, run its items, report what came of them, end."""
+    """One chunk: keep the outcomes of an earlier run, run the items, report the results, end."""
 
     by_data = True
 

@@ -146,7 +146,7 @@ class Attempt:
 
 
 class EveryStepExecutor(Executor):
-    """An executor for every plain step. Any other leaves those with `cpu=True` to processes of the engine."""
+    """An executor for every plain step. With any other, steps with `cpu=True` run in processes of the engine."""
 
 
 class StepRunner:
@@ -168,11 +168,11 @@ class StepRunner:
         self._codec = codec
         self.locker = locker
         self.secrets = Secrets()
-        # Where the items are that steps take and give.
+        # Reads and writes the items that steps take and return.
         self.items: ItemBlobs | None = None
         self._limit = limit
         self._running = 0
-        # Due attempts that wait for the concurrency limit: retries, and those of a takeover.
+        # Due attempts that wait for the concurrency limit: retries, and attempts that are repeated after a takeover.
         self._queue: deque[Attempt] = deque()
         self._waiters: dict[RoomWaiter, None] = {}
         self._notifying: asyncio.Handle | None = None

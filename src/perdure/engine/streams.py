@@ -1,9 +1,9 @@
 """Chunks and progress that attempts emit before their outcome. Decides when they are recorded.
 
-An attempt writes into its channel from any thread. What is in there is recorded through the run's driver like every
-other fact, in callbacks of the loop, and seen by readers once it is durable. While an append of the run is on its way
-the channel collects: what came meanwhile goes into the next one together. An attempt that is faster than the store
-waits, where it can: a generator on the loop, and anything in a thread.
+An attempt writes into its channel from any thread. The run's driver records the contents like every other fact, in
+callbacks of the loop, and readers see them once they are durable. While an append of the run is pending, the channel
+collects: everything goes into the next append together. An attempt that is faster than the store has to wait, if it
+can: a generator on the loop can, and so can code in a thread.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Channel:
         driver = self._owner
         try:
             if self.handed_over or not driver.accepts_reports(self._call):
-                return  # it comes back when its append has arrived, the run has caught up, or another driver took over
+                return  # called again when the append is durable, the run has caught up, or another driver took over
             self._record(self._due_events(everything=False))
             self._set_timer()
         except BaseException as error:

@@ -1,8 +1,8 @@
-"""Whose turn it is to append where many write to one journal: a writer that keeps losing asks the rest to wait.
+"""Turns at a journal with many writers: a writer that keeps losing asks the others to wait.
 
-A lease on the journal's next append, taken by a writer that has lost its compare-and-swap again and again, and read
-by callers who find that the owner has not written for a while. It is a request, and fences nothing: the
-compare-and-swap alone decides which append is written.
+A turn is a lease, acquired by a writer that has lost its compare-and-swap several times in a row. Callers look for it
+when the owner of a run has not written for a while. It is a request, and fences nothing: the compare-and-swap alone
+decides which append is written.
 """
 
 from __future__ import annotations

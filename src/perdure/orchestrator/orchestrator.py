@@ -302,7 +302,7 @@ class Orchestrator:
             driver.close()
         except BaseException as error:
             contained(error)
-            log.error("run %r: error while it was evicted; it is no longer in memory", driver.id, exc_info=error)
+            log.error("run %r: an error while it was evicted; the run is not affected", driver.id, exc_info=error)
 
     # --- what goes wrong ------------------------------------------------------------------------------------------
 
@@ -353,7 +353,8 @@ class Orchestrator:
         except Exception as another:
             # The parking could not be written either: callers get the error, and this process leaves the run alone.
             log.error(
-                "run_id %s could not be parked; this process leaves it alone. Restart it, and see the error",
+                "run_id %s is stopped by an error inside the engine, and could not be parked; restart the engine to "
+                "try it again",
                 run_id,
                 exc_info=another,
             )
@@ -373,7 +374,9 @@ class Orchestrator:
             return not self.session.suspended
         self.evict(source)
         if not refused:
-            log.error("run %r cannot be written, and stands still: %s", source.id, error)
+            log.error(
+                "run %r is stopped: its events cannot be written: %s. Mend the store, and restart", source.id, error
+            )
             self._observer.finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
         elif isinstance(error, StoreUnavailable):
             self.enter_soon(source.run_id)  # it may be in the store: a lost reply looks the same
@@ -521,11 +524,11 @@ class Orchestrator:
         drivers = [driver for driver in self.active.values() if driver.attempts.running]
         if drivers and after >= self._config.close_log:
             log.warning(
-                "orchestrator %s: gives up %s after %.0f s; their outcomes are dropped, and the next owner of their "
-                "runs calls them again. Give them more time with Recovery(grace=...)",
+                "orchestrator %s: closing; stopped waiting after %.0f s for %s. Their outcomes are dropped, and the "
+                "next owner calls them again. Give them more time with Recovery(grace=...)",
                 self.name,
-                self._under_way(),
                 after,
+                self._under_way(),
             )
         stopped = [task for driver in drivers for task in driver.attempts.tasks()]
         self.services.runner.withdraw(everything=True)
@@ -562,7 +565,7 @@ class Orchestrator:
             driver.release(self.name)
         except BaseException as error:
             contained(error)
-            # The next owner finds it as a crash would leave it.
+            # The next owner finds it as after a crash.
             log.error("run %r could not be released; it is taken over as after a crash", driver.id, exc_info=error)
             self.evict(driver)
 

@@ -164,4 +164,4 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> None:
             program,
         )
     if len(unknown) > WARNINGS:
-        log.warning("and of %d other programs which this engine was not given", len(unknown) - WARNINGS)
+        log.warning("the store has unfinished runs of %d more programs like this", len(unknown) - WARNINGS)

@@ -1,6 +1,6 @@
-"""The sources of the programs that run here: each is stored once, for explanations after the code has changed.
+"""Store the source of each program that runs here once: explanations need it after the code has changed.
 
-So are the structures of programs that have one; views of their runs need them where the code is not.
+The structure of a graph or a flow is stored in the same way: views of its runs need it in processes without the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProgramSources:
 
     def __init__(self, store: Store, programs: Programs, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
         self._store, self._programs, self._spawn = store, programs, spawn
-        # The blob of each program's source, by name and version; it is being stored, or has been.
+        # The blob of each program's source, by name and version: of those stored already, or being stored.
         self._codes: dict[tuple[str, str], str] = {}
         self._under_way = 0
         # Set while none is being stored.
@@ -33,7 +33,7 @@ class ProgramSources:
         self._stored.set()
 
     def changed(self, state: RunState) -> str:
-        """The blob of the code that continues a run, if the journal does not say so already; else empty."""
+        """The blob of the code that continues a run; empty if the journal names it already."""
         started = state.started
         if started is None:
             return ""
@@ -69,7 +69,9 @@ class ProgramSources:
             if await self._store.blobs.get(code) is None:
                 await self._store.upkeep.keep(await self._store.blobs.put(data))
         except PerdureError as error:
-            log.warning("the source of %s could not be stored: %s; it is missing in explanations", name, error)
+            log.warning(
+                "the source of %s could not be stored: %s. Runs are not affected; `why` cannot show it", name, error
+            )
         finally:
             self._under_way -= 1
             if not self._under_way:

@@ -1,4 +1,4 @@
-"""Appends from events: what any writer makes of the events that it adds to a run. Writes nothing."""
+"""Make appends from events, for every writer that adds events to a run. Writes nothing."""
 
 from __future__ import annotations
 

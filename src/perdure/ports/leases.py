@@ -53,7 +53,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: dict[str, tuple[str, ...]] | None = None
 
     def may_take(self, program: str, version: str, queue: str) -> bool:
-        """Whether the orchestrator may continue a run, as far as it published what it has."""
+        """Whether the orchestrator may continue a run, according to what it has published."""
         if self.programs is None:
             return True
         program = program.removesuffix(BATCH)
@@ -144,7 +144,7 @@ def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
 
 
 def versions_at(orchestrators: Mapping[str, Registration | None], program: str, queue: str) -> str:
-    """Which of these orchestrators take which versions of a program, in words; empty where that is not known."""
+    """Which of these orchestrators take which versions of a program, in words; empty if that is not known."""
     taking = [(name, known) for name, known in sorted(orchestrators.items()) if known is not None]
     found = [(name, known.versions_of(program)) for name, known in taking if known.may_take(program, "", queue)]
     return some_of([f"{name} has {', '.join(versions)}" for name, versions in found if versions])

@@ -29,7 +29,7 @@ class Match(msgspec.Struct, frozen=True):
     path: tuple[str, ...] = ()
 
     def needles(self) -> tuple[str, str]:
-        """Texts of which one is in the JSON of whatever matches, so that a store can skip most rows unread."""
+        """Texts, one of which is in the JSON of every match, so that a store can skip most rows unread."""
         if self.field == "error":
             # The type and the message stand apart in JSON.
             part = _inside(max(self.value.split(": "), key=len))

@@ -99,12 +99,12 @@ class Folder:
             with self._reported(), open(self.name(MARK), "rb") as file:
                 found = int(msgspec.json.decode(file.read(), type=dict[str, Any])["format"])
         except (ValueError, KeyError, TypeError) as error:
-            raise NotAStore(self.url, f"{MARK} in it says something else") from error
+            raise NotAStore(self.url, f"its file {MARK} is not that of a store") from error
         if found != FORMAT:
             raise SchemaMismatch(self.url, found, FORMAT)
 
     def close(self) -> None:
-        """Close the directory; what was committed is synced to the files of the runs."""
+        """Close the directory, after syncing the commits to the files of the runs."""
         if self._lock < 0:
             return
         try:
@@ -112,7 +112,7 @@ class Folder:
                 with self.writing():
                     self._begin_log_anew()
         except StoreUnavailable as error:
-            log.warning("%s", error)  # nothing is lost: the log of commits has it
+            log.warning("%s. Nothing is lost: the next process that opens the store reads %s", error, COMMITS)
         finally:
             forget_private(self._lock)
             os.close(self._lock)
@@ -242,7 +242,9 @@ class Folder:
         except OSError as error:
             # The commit holds: the next writer to that file, or the next process that opens the store, applies it
             # again.
-            log.warning("%s: %s; what was committed is in %s", self.url, error, COMMITS)
+            log.warning(
+                "%s: %s. Nothing is lost: the commit is in %s, and is applied again later", self.url, error, COMMITS
+            )
 
     def cut(self, run: str, size: int) -> None:
         """Cut off the torn end that power loss left of an append to a file."""

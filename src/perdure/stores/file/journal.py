@@ -110,7 +110,7 @@ class FileJournal(MemoryJournal):
         """Load a line. Raises ValueError when it does not continue the journal."""
         head = self.head_of.get(run_id)
         if line.batches and head is not None and line.batches[0].seq != head.next_seq and run_id not in self.damaged:
-            raise ValueError(f"it begins with number {line.batches[0].seq}, and {head.next_seq} was the next")
+            raise ValueError(f"it begins with number {line.batches[0].seq}, and should begin with {head.next_seq}")
         if line.replaced:
             self._forget_rows(run_id)
         if line.batches:

@@ -384,7 +384,7 @@ class Database:
         if held.missing() == held.path:
             said = "the file was removed or replaced while the store was open"
             if not (os.path.exists(self.path) and self.exists()):
-                raise StoreUnavailable(self.url, f"{said}; put it back, and runs go on by themselves")
+                raise StoreUnavailable(self.url, f"{said}; put it back, and runs continue by themselves")
             opened = [self._connect()]
             with self._refusing(opened):
                 self._prepare(opened[0], migrate=False)
@@ -394,7 +394,7 @@ class Database:
             said = "its write-ahead log was removed or replaced while the store was open; never delete it"
             self._renew_log(db, held)
             opened = [self._connect(), *self._readers()]
-        log.error("%s: %s. No commit was acknowledged since; it was opened again, and runs go on", self.url, said)
+        log.error("%s: %s. It was opened again, and runs continue; no acknowledged commit is lost", self.url, said)
         before = self._guard
         opened[0].pragma("synchronous", "full" if self._fsync else "normal")
         self._use(*opened)
