@@ -375,7 +375,7 @@ class Orchestrator:
         self.evict(source)
         if not refused:
             log.error(
-                "run %r is stopped: its events cannot be written: %s. Mend the store, and restart", source.id, error
+                "run %r is stopped: its events cannot be written: %s. Repair the store, and restart", source.id, error
             )
             self._observer.finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
         elif isinstance(error, StoreUnavailable):
