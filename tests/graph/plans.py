@@ -13,6 +13,8 @@ from perdure.graph import END, Graph, interrupt, node, route
 from tests.graph.reference import Plan, Spec, Take, choice_of, fails, is_even, value_of
 
 INPUTS = {"x": 4, "y": 7}
+# How many nodes a graph inside another one has at most.
+INNER = 3
 
 
 class Boom(Exception):
@@ -114,13 +116,14 @@ def _function(
 
 
 @st.composite
-def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
+def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> Plan:
     """Graphs of up to `size` nodes with joins, order, defaults, conditions and gates.
 
-    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts".
+    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts". `letter` begins the names of its nodes:
+    what a loop in a graph carries is an input of it, and would be taken from a node of that name beside the graph.
     """
     count = draw(st.integers(1, size))
-    names = [f"n{i}" for i in range(count)]
+    names = [f"{letter}{i}" for i in range(count)]
     values: list[str] = []
     lists: set[str] = set()
     specs: list[Spec] = []
@@ -145,7 +148,8 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
             specs.append(replace(spec, takes=takes, targets=(*later, *([] if many else [None])), many=many))
             continue
         if kind == "graph":
-            inner = _with_end(draw(plans(size=3)))
+            within = set(features) if size > INNER else set(features) - {"nested"}
+            inner = _with_end(draw(plans(*sorted(within), size=INNER, letter=chr(ord(letter) + 1))))
             inputs = _inputs_of(inner).items()
             takes = tuple(Take(one, (draw(st.sampled_from(known)),), optional=optional) for one, optional in inputs)
             spec = replace(spec, takes=takes, inner=inner, outputs=(name,))
@@ -154,7 +158,9 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
             spec = replace(spec, takes=takes, outputs=(name,))
         if kind == "step":
             spec = replace(spec, fails="failures" in features and draw(st.integers(0, 3)) == 0)
-            spec = replace(spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{i}",), (f"v{i}", f"w{i}"), ()])))
+            spec = replace(
+                spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{name}",), (f"v{name}", f"w{name}"), ()]))
+            )
             spec = replace(spec, large="blobs" in features and draw(st.booleans()))
         if "maps" in features and kind != "interrupt" and len(spec.outputs) == 1:
             if lists and spec.takes and draw(st.booleans()):

@@ -127,6 +127,8 @@ class Expected:
         # By the nodes where loops begin: the values that were produced in their rounds so far.
         self._carried: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, Ended] = {}
+        # The beginnings of op paths behind which it is not known what had its turn, because something failed there.
+        self.unclear: set[str] = set()
         self.limit = False
         try:
             for name in self._nodes:
@@ -267,8 +269,7 @@ class Expected:
             self.turns[item] = Ended("failed") if results[-1] is FAILED else Ended("ran", values)
         if FAILED in results and node.on_error == "fail":
             # The others run as far as they have begun.
-            for item in [path for path in self.turns if path.startswith(f"{op}[")]:
-                self.turns[item] = replace(self.turns[item], how="perhaps")
+            self._forget(f"{op}[")
             return Ended("failed")
         kept = [None if result is FAILED else result for result in results]
         if node.on_error == "skip":
@@ -278,10 +279,19 @@ class Expected:
     def _call(self, node: Spec, op: str, arguments: dict[str, Any]) -> Any:
         if node.inner is not None:
             inner = Expected(node.inner, arguments, self.turns, f"{op}/")
+            self.unclear |= inner.unclear
+            if inner.limit or (inner.failed and node.inner.on_failure == "stop"):
+                self._forget(f"{op}/")
             return FAILED if inner.failed else inner.values().get(node.inner.output or "")
         if node.kind == "interrupt":
             return answer_to(node.name)
         return FAILED if fails(node, arguments) else value_of(node, arguments)
+
+    def _forget(self, path: str) -> None:
+        """Only so much is known of ops whose paths begin like this: they may have had these turns."""
+        self.unclear.add(path)
+        for op in [op for op in self.turns if op.startswith(path)]:
+            self.turns[op] = replace(self.turns[op], how="perhaps")
 
 
 FAILED: Any = object()
