@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from perdure import Engine, RunStatus, StepStatus
-from perdure.errors import LoopLimit
+import pytest
+
+from perdure import Engine, RunStatus, StepStatus, bail
+from perdure.errors import LoopLimit, NotDecodable, NotSerializable, UsageError
 from perdure.graph import END, Graph, ifelse, interrupt, node, route
 
 
@@ -98,3 +101,76 @@ async def test_what_fails_when_it_is_decided_is_among_the_steps_with_its_error()
             assert step.status is StepStatus.FAILED
             assert step.error is not None
             assert (result.status, step.error.message) == (RunStatus.FAILED, str(result.error))
+
+
+class Panic(BaseException):
+    """What is no Exception."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Panic("no"), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("decides", ["route", "ifelse", "interrupt", "when", "until"])
+async def test_whatever_a_decision_raises_fails_its_node_and_nothing_else(decides: str, error: BaseException) -> None:
+    def fails(x: int) -> bool:
+        raise error
+
+    @node
+    def fine(x: int) -> int:
+        return x
+
+    failing: dict[str, Any] = {
+        "route": route(targets=["fine", END], name="it")(fails),
+        "ifelse": ifelse(when_true="fine", when_false=END, name="it")(fails),
+        "interrupt": interrupt(answer=int, name="it")(fails),
+        "when": node(fine, name="it", when=fails),
+        "until": node(fine, name="it", inputs={"x": "xs"}).map_over("x", until=fails),
+    }
+    graph = Graph([failing[decides], fine], name="g")
+    given = {"x": 1, "xs": [1, 2]} if decides == "until" else {"x": 1}
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(**given), id="r")
+        assert result.status is RunStatus.FAILED, result
+        assert type(error).__name__ in repr(result.error)
+        assert (await engine.run(graph(**given), id="other")).status is RunStatus.FAILED
+
+
+async def test_a_gate_cannot_bail() -> None:
+    @route(targets=[END])
+    def stop(x: int) -> object:
+        bail("enough")
+
+    graph = Graph([stop], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r")
+        assert isinstance(result.error, UsageError)
+        assert "call it in a node" in str(result.error)
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+async def test_a_bound_value_that_cannot_be_stored_fails_what_takes_it(value: object) -> None:
+    @node
+    def takes(x: Any) -> Any:
+        return x
+
+    graph = Graph([takes], name="g").bind(x=value)
+    async with Engine("memory://", [graph]) as engine:
+        assert isinstance((await engine.run(graph(), id="r")).error, NotSerializable)
+        (step,) = await engine.steps("r")
+        assert (step.path, step.status) == ("takes:0", StepStatus.FAILED)
+
+
+@pytest.mark.parametrize(("value", "error"), [(object(), NotSerializable), ("text", NotDecodable)])
+async def test_a_stand_in_for_an_answer_is_checked_as_an_answer_is(value: object, error: type[Exception]) -> None:
+    question = interrupt(answer=int, timeout=0, on_timeout=value, name="it")(lambda x: x)
+
+    @node
+    def takes(it: int) -> int:
+        return it
+
+    graph = Graph([question, takes], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r", until="end")
+        assert isinstance(result.error, error)
+        assert {step.path: step.status.value for step in await engine.steps("r")} == {
+            "it:0": "failed",
+            "takes:0": "blocked",
+        }

@@ -43,9 +43,11 @@ from perdure.errors import (
     LockTimeout,
     LoopLimit,
     NotDecodable,
+    NotSerializable,
     PayloadTooLarge,
     RunCancelled,
     SignalTimeout,
+    StepBailed,
     UsageError,
 )
 from perdure.kernel.batches import ROW, failed_row
@@ -85,6 +87,7 @@ from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
 from perdure.kernel.values.items import REFERENCE, is_items
+from perdure.kernel.values.raised import pressed
 from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
@@ -323,18 +326,21 @@ class DataflowExecution:
         if question is None:
             self._done(number, _NONE)  # a timer
             return
+        read = AnswerReader(self._codec, question, event.op)
         try:
             if event.by == "timeout" and question.has_default:
-                self._done(number, Value(self._codec.encode(question.on_timeout, f"on_timeout of {question.name}")))
+                value = Raw(self._codec.encode(question.on_timeout, f"on_timeout of {question.name}"))
             elif event.by == "timeout":
                 raise SignalTimeout(question.kind, question.name)
             elif event.is_rejection:
                 raise ApprovalRejected(question.name, event.person, msgspec.json.decode(event.value, type=str))
             else:
-                AnswerReader(self._codec, question, event.op)(event.value)
-                self._done(number, Value(event.value))
-        except (SignalTimeout, ApprovalRejected, NotDecodable) as error:
-            self._failed(number, describe(error, self._codec))
+                value = event.value
+            read(value)
+        except (SignalTimeout, ApprovalRejected, NotDecodable, NotSerializable) as error:
+            self._failed(number, self._described(error))
+        else:
+            self._done(number, Value(value))
 
     def _apply_child_finished(self, event: ChildFinished) -> None:
         number = self._open.pop(event.op, None)
@@ -366,7 +372,7 @@ class DataflowExecution:
         failure = event.error
         if failure is None:
             error = RunCancelled(f"{self._started.id}/{event.op}", event.reason or None)
-            failure = describe(error, self._codec)
+            failure = self._described(error)
         if number in self._maps:
             self._item_failed(number, event.op, failure)
         else:
@@ -418,11 +424,11 @@ class DataflowExecution:
             arguments = self._gather(node.arguments)
             if node.lock is not None and arguments is not None:
                 arguments, key = self._with_key(arguments, node.lock)
-        except ExpressionFailed as error:
+        except (ExpressionFailed, NotSerializable) as error:
             wrong = error  # it matters only if the condition holds
         try:
             condition = None if node.when is None else self._gather(node.when.arguments)
-        except ExpressionFailed as error:
+        except (ExpressionFailed, NotSerializable) as error:
             failed = error
         readers, kept = self._readers, self._plan.kept
         for producer in self._plan.reads[number]:
@@ -434,7 +440,7 @@ class DataflowExecution:
                 self._not_run(number, op, BLOCKED, self._op(lost), self._why_blocked(lost))
                 return
         if failed is not None:
-            self._failed(number, describe(failed, self._codec))
+            self._failed(number, self._described(failed))
             return
         if arguments is None or (node.when is not None and condition is None):
             self._lacks_value(number, op)
@@ -442,7 +448,7 @@ class DataflowExecution:
         if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
             return
         if wrong is not None:
-            self._failed(number, describe(wrong, self._codec))
+            self._failed(number, self._described(wrong))
             return
         if key is not None:
             self._acquire(number, node, op, arguments, key)
@@ -667,8 +673,8 @@ class DataflowExecution:
             try:
                 assert node.function is not None
                 chosen = list(gate.choose(node.function(**self._decoded(node.arguments, arguments, op))))
-            except Exception as error:
-                self._failed(number, describe(error, self._codec))
+            except BaseException as error:
+                self._failed(number, self._described(error))
                 return
         skips = [target for target in gate.targets if target not in chosen]
         value = msgspec.json.encode({"chose": chosen, "skips": skips})
@@ -685,8 +691,8 @@ class DataflowExecution:
                 holds = when.call(**self._decoded(when.arguments, arguments, op))
                 if not isinstance(holds, bool):
                     raise UsageError(f"`when` of {op} returned {holds!r:.80}; it must return True or False")
-            except Exception as error:
-                self._failed(number, describe(error, self._codec))
+            except BaseException as error:
+                self._failed(number, self._described(error))
                 return False
             if holds:
                 return True
@@ -731,8 +737,8 @@ class DataflowExecution:
                 request = Raw(self._codec.encode(shown, f"the request of {question.name!r}"))
             if len(request) > self._codec.limit and not self._past.took(op):
                 raise PayloadTooLarge(f"the request of {question.name!r}", len(request), self._codec.limit)
-        except Exception as error:
-            self._failed(number, describe(error, self._codec))
+        except BaseException as error:
+            self._failed(number, self._described(error))
             return
         self._status[number] = OPEN
         self._open[op] = number
@@ -758,7 +764,7 @@ class DataflowExecution:
         length = parse_duration(given, bare=False) if isinstance(given, str) else duration(given)
         if length is None or length < 0:
             error = UsageError(f"{op} cannot sleep for {given!r:.80}; give seconds, or a text such as 90m")
-            self._failed(number, describe(error, self._codec))
+            self._failed(number, self._described(error))
             return
         self._status[number] = OPEN
         self._open[op] = number
@@ -778,7 +784,7 @@ class DataflowExecution:
         try:
             name = check_key(msgspec.json.decode(key.data))
         except UsageError as error:
-            self._failed(number, describe(error, self._codec))
+            self._failed(number, self._described(error))
             return
         wait = f"lock.{op}"
         if self._locking is None:
@@ -811,7 +817,7 @@ class DataflowExecution:
         try:
             columns = columns_of(op, mapped.over, arguments)
         except UsageError as error:
-            self._failed(number, describe(error, self._codec))
+            self._failed(number, self._described(error))
             return
         count = next(iter(columns.values())).length
         size = chunk_size(mapped, columns, count, self._decision(op))
@@ -869,8 +875,8 @@ class DataflowExecution:
                 returns = self._plan.nodes[number].returns
                 if mapped.until(self._codec.decode(value.data, returns, f"the result of {op}")):
                     self._end_early(under_way, index + 1)
-            except Exception as error:
-                under_way.failure = under_way.failure or describe(error, self._codec)
+            except BaseException as error:
+                under_way.failure = under_way.failure or self._described(error)
         self._go_on(number)
 
     def _end_early(self, items: ItemMap, end: int) -> None:
@@ -950,6 +956,14 @@ class DataflowExecution:
                     self._note(number, op, BLOCKED, self._op(cause), self._why_blocked(cause))
                     failed.append(number)
 
+    def _described(self, error: BaseException) -> Failure:
+        """What failed a node, be it code of the user that decides. Raises it if Ctrl-C was pressed."""
+        if pressed(error):
+            raise error
+        if isinstance(error, StepBailed):
+            error = UsageError(f"bail() was called where nothing but a decision is made ({error}); call it in a node")
+        return describe(error, self._codec)
+
     def _failed(self, number: int, failure: Failure, *, recorded: bool = False) -> None:
         """A node has failed; `recorded`: as a step or a child, and not in a decision about it."""
         node = self._plan.nodes[number]
@@ -967,7 +981,7 @@ class DataflowExecution:
                     self._done(number, value)
                     return
             except ExpressionFailed as error:
-                failure = describe(error, self._codec)
+                failure = self._described(error)
         self._status[number] = FAILED
         if self.noted is not None and not recorded:
             self.noted.append(NotRun(self._op(number), StepStatus.FAILED, "", "", node.where, self._at, failure))
@@ -1018,7 +1032,7 @@ class DataflowExecution:
                 return True
             entry, nodes = self._plan.nodes[region.entry].name, self._plan.nodes
             error = LoopLimit(entry, "" if gate is None else nodes[gate].name, self._rounds[number])
-            self._stop(describe(error, self._codec))
+            self._stop(self._described(error))
             return True
         self._reset(number)
         for _, consumer in region.exports:
@@ -1067,7 +1081,7 @@ class DataflowExecution:
                     else:
                         self._finish(Finish(RunStatus.COMPLETED, self._result()))
                 except ExpressionFailed as error:
-                    self._finish(Finish(RunStatus.FAILED, error=describe(error, self._codec)))
+                    self._finish(Finish(RunStatus.FAILED, error=self._described(error)))
             elif not self._running:
                 if self.noted is not None:
                     self._note_blocked()
