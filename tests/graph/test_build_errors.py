@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 
 from perdure import Engine, rule
 from perdure.errors import GraphInvalid, InvalidRule, UsageError
-from perdure.graph import END, Graph, InterruptNode, ifelse, interrupt, node, route
+from perdure.graph import END, Graph, InterruptNode, Items, ifelse, interrupt, node, route
 
 
 @node
@@ -143,6 +144,10 @@ def upper(x: str) -> str:
     return x.upper()
 
 
+def add(parts: list[int]) -> int:
+    return sum(parts)
+
+
 @node
 def one_dict(x: int) -> One:
     return {"n": x}
@@ -225,6 +230,19 @@ CASES = {
         lambda: Graph([a], name="g", output=Wrong), ("field 'a'", "str", "int", line(a))
     ),
     "typed dicts that do not fit": Case(lambda: Graph([one_dict, other_dict], name="g"), ("Other", "One"), other_dict),
+    "END in quotes": Case(
+        lambda: Graph([a, route(targets=["END"], name="g1")(lambda a: END)], name="g"), ("END without quotes", "import")
+    ),
+    "a join where one value is taken": Case(
+        lambda: Graph([text, node(upper, inputs={"x": ["text", "other"]})], name="g"),
+        ("x: str", "a list of 'text', 'other'", "list[...]"),
+        upper,
+    ),
+    "a join of other elements": Case(
+        lambda: Graph([text, node(add, inputs={"parts": ["text", "x"]})], name="g"),
+        ("parts: list[int]", "a list with 'text', which is str"),
+        add,
+    ),
     "unknown output": Case(lambda: Graph([a, b], name="g", output="bb"), ("'bb'", "did you mean 'b'")),
 }
 
@@ -242,14 +260,56 @@ def test_a_graph_that_cannot_work_is_refused(case: str) -> None:
 def test_all_problems_are_found_at_once() -> None:
     found = problems(
         lambda: Graph(
-            [a, one_v, other_v, node(b, after=["aa"]), text, number, left, right, items, to_nowhere],
+            [a, a, one_v, other_v, node(b, after=["aa"]), text, number, left, right, items, to_nowhere],
             name="g",
             output="bb",
         ).bind(xx=1)
     )
-    for words in ("two nodes make", "'aa'", "str", "cycle", "*x", "'bb'", "output"):
+    for words in ("two nodes are named 'a'", "two nodes make", "'aa'", "str", "cycle", "*x", "'bb'", "output"):
         assert any(words in problem for problem in found), (words, found)
-    assert len(found) >= 7
+    assert len(found) >= 8
+
+
+Colour = Enum("Colour", ["RED"])
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "fit"),
+    [
+        (tuple[int, ...], tuple[str, ...], False),
+        (tuple[int, int], tuple[int, ...], True),
+        (tuple[int, str], tuple[int, ...], False),
+        (tuple[int, str], tuple[int, str], True),
+        (tuple[int, str], tuple[str, int], False),
+        (tuple[int], tuple[int, int], False),
+        (tuple[int, ...], tuple[int, int], True),
+        (tuple[int, str], Sequence[str], False),
+        (tuple[int, int], Sequence[int], True),
+        (tuple[int, int], list[int], False),
+        (tuple, tuple[int, ...], True),
+        (str, Literal["a", "b"], False),
+        (Literal["a"], Literal["a", "b"], True),
+        (Literal["a", "c"], Literal["a", "b"], False),
+        (bool, Literal[True, False], True),
+        (bool, Literal[True], False),
+        (Colour, Literal[Colour.RED], True),
+        (None, Literal["a"] | None, True),
+        (str, Literal["a"] | None, False),
+        (list[bool], list[int], True),
+        (list[int], Items[int], True),
+        (Items[int], Items[str], False),
+    ],
+)
+def test_a_value_fits_a_parameter_as_a_type_checker_sees_it(made: Any, wanted: Any, fit: bool) -> None:
+    def gives() -> Any: ...
+    def takes(gives: Any) -> Any: ...
+
+    gives.__annotations__, takes.__annotations__ = {"return": made}, {"gives": wanted}
+    if fit:
+        assert Graph([node(gives), node(takes)], name="g").outputs == ("takes",)
+    else:
+        with pytest.raises(GraphInvalid, match="'takes' takes gives"):
+            Graph([node(gives), node(takes)], name="g")
 
 
 def _named(name: str) -> object:

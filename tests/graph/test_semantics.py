@@ -85,6 +85,26 @@ async def test_a_join_gives_its_values_in_the_order_written() -> None:
     assert (await run(Graph([left, right, merged], name="g", output=merged), x=1)).output == "right 1, left 1, right 1"
 
 
+@pytest.mark.parametrize("kind", ["gate", "question", "condition"])
+async def test_what_decides_takes_joins_too(kind: str) -> None:
+    seen: list[list[int]] = []
+
+    def decide(parts: list[int]) -> bool:
+        seen.append(parts)
+        return True
+
+    joined = {"parts": ["a", "b"]}
+    one = node(lambda x: x, name="one")
+    deciding: Any = {
+        "gate": ifelse(when_true="one", when_false=END, inputs=joined)(decide),
+        "question": interrupt(answer=int, inputs=joined)(decide),
+        "condition": node(lambda x: x, name="two", when=lambda a, b: decide([a, b])),
+    }[kind]
+    a, b = node(lambda x: x + 1, name="a"), node(lambda x: x + 2, name="b")
+    await run(Graph([a, b, one, deciding], name="g"), x=1)
+    assert seen == [[2, 3]]
+
+
 async def test_after_orders_nodes_without_a_value() -> None:
     order: list[str] = []
 
@@ -274,6 +294,7 @@ async def test_a_gate_that_returns_nonsense_fails_the_run_and_lists_its_targets(
     result = (await run(gate_of(lambda _: chosen, **options), x=1)).result
     assert result.status is RunStatus.FAILED
     assert all(word in str(result.error) for word in ("'odd'", "'even'", "gate"))
+    assert ("without quotes" in str(result.error)) is (chosen == "END")
 
 
 async def test_a_gate_that_was_mended_is_asked_again_by_a_retry() -> None:

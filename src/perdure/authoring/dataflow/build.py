@@ -136,12 +136,24 @@ class Options(msgspec.Struct, frozen=True):
     fits: Callable[[Any, Any], bool] = lambda made, wanted: True
 
 
+# What a gate chooses to end a branch is an object, so that no node can be called like it.
 RESERVED = "END"
+END_IS = "to end the branch, write END without quotes: from perdure.graph import END"
 
 
 def build(drafts: Sequence[Draft], options: Options) -> Built:
     """The plan of these nodes. Raises GraphInvalid with all problems."""
-    return _Builder(drafts, options).build()
+    named: dict[str, Draft] = {}
+    problems: list[GraphProblem] = []
+    for draft in drafts:
+        name, first = draft.node.name, named.setdefault(draft.node.name, draft)
+        if first is not draft:
+            message = (
+                f"two nodes are named {name!r}; the other one is at {first.node.where}. Give one another name, as in "
+                f'node({name}, name="...")'
+            )
+            problems.append(GraphProblem(draft.node.where, message))
+    return _Builder(list(named.values()), options, problems).build()
 
 
 def with_items(nodes: Sequence[Node]) -> list[Node]:
@@ -168,9 +180,8 @@ def with_items(nodes: Sequence[Node]) -> list[Node]:
 
 
 class _Builder:
-    def __init__(self, drafts: Sequence[Draft], options: Options) -> None:
-        self._drafts, self._options = drafts, options
-        self._problems: list[GraphProblem] = []
+    def __init__(self, drafts: Sequence[Draft], options: Options, problems: list[GraphProblem]) -> None:
+        self._drafts, self._options, self._problems = drafts, options, problems
         self._numbers = {draft.node.name: number for number, draft in enumerate(drafts)}
         # By value name: the nodes that make it, with how and as what.
         self._makers: dict[str, list[tuple[int, Made]]] = {}
@@ -222,7 +233,6 @@ class _Builder:
     # --- names ----------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> None:
-        seen: dict[str, int] = {}
         for number, draft in enumerate(self._drafts):
             node = draft.node
             for problem in draft.problems:
@@ -234,15 +244,6 @@ class _Builder:
                     self._problem(node.where, str(error))
                 if name == RESERVED:
                     self._problem(node.where, "END is what a gate chooses to end a branch; give the node another name")
-            if (first := seen.setdefault(node.name, number)) != number:
-                self._problem(
-                    node.where,
-                    f"two nodes are named {node.name!r}; the other one is at {self._where(first)}. Give one another "
-                    f'name, as in node({node.name}, name="...")',
-                )
-        if len(seen) < len(self._drafts):
-            self._stop_at_problems()
-        for number, draft in enumerate(self._drafts):
             own = set[str]()
             for made in draft.makes:
                 named = self._numbers.get(made.name, number)
@@ -294,9 +295,18 @@ class _Builder:
         for number, draft in enumerate(self._drafts):
             where, name = draft.node.where, draft.node.name
             for wanted in draft.reads:
+                fits = not wanted.joined or self._options.fits(list, wanted.type)
+                if not fits:
+                    shown = ", ".join(map(repr, wanted.values))
+                    self._problem(
+                        where,
+                        f"{name!r} takes {wanted.name}: {_shown(wanted.type)}, and gets a list of {shown}; annotate it "
+                        "list[...], or take one value",
+                    )
                 for value in wanted.values:
                     for maker, made in self._makers.get(value, ()):
-                        self._check_type(number, wanted, maker, made)
+                        if fits:
+                            self._check_type(number, wanted, maker, made)
                         if maker != number:
                             self._data[number].add(maker)
                         elif not made.weak:
@@ -316,14 +326,17 @@ class _Builder:
                     self._gates[nodes[target]].append(number)
                 elif draft.node.gate is None or draft.node.gate.targets.get(target, -1) == -1:
                     hint = did_you_mean(target, (other for other in nodes if other != name))
+                    hint = END_IS if target == RESERVED else hint
                     self._problem(where, f"the gate {name!r} has the target {target!r}, which is no node; {hint}")
 
     def _check_type(self, number: int, wanted: Wanted, maker: int, made: Made) -> None:
-        if not self._options.fits(made.type, wanted.type):
+        given = list[made.type] if wanted.joined else made.type  # type: ignore[name-defined]
+        if not self._options.fits(given, wanted.type):
             node = self._drafts[number].node
+            joined = "a list with " if wanted.joined else ""
             self._problem(
                 node.where,
-                f"{node.name!r} takes {wanted.name}: {_shown(wanted.type)}, and gets {made.name!r}, which is "
+                f"{node.name!r} takes {wanted.name}: {_shown(wanted.type)}, and gets {joined}{made.name!r}, which is "
                 f"{_shown(made.type)}, of {self._name(maker)!r} at {self._where(maker)}; change one of the annotations",
             )
 

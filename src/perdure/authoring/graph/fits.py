@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import types
+from enum import Enum
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from perdure.kernel.values.items import Items
@@ -21,6 +23,8 @@ def fits(made: Any, wanted: Any) -> bool:
         if get_origin(wanted) is Literal:
             return set(get_args(made)) <= set(get_args(wanted))
         return all(fits(type(value), wanted) for value in get_args(made))
+    if get_origin(wanted) is Literal:
+        return _values_of(made) <= set(get_args(wanted))
     one, other = get_origin(made) or made, get_origin(wanted) or wanted
     if other is Items and one in (list, Items):
         return fits(element_of(made), element_of(wanted))
@@ -41,15 +45,30 @@ def fits(made: Any, wanted: Any) -> bool:
     except TypeError:
         return True
     of_made, of_wanted = get_args(made), get_args(wanted)
-    if one is tuple or other is tuple or len(of_made) != len(of_wanted):
-        return not (one is other is tuple) or _fit_tuples(of_made, of_wanted)
+    if one is tuple:
+        return _fits_tuple(of_made, of_wanted, fixed=other is tuple)
+    if len(of_made) != len(of_wanted):
+        return True
     return all(fits(a, b) for a, b in zip(of_made, of_wanted, strict=True))
 
 
-def _fit_tuples(made: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
-    if not made or not wanted or Ellipsis in made or Ellipsis in wanted:
+def _fits_tuple(made: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool) -> bool:
+    """Whether the elements of a tuple fit those of another, which may be `fixed`, or those of a sequence."""
+    if not made or not wanted:
         return True
-    return len(made) == len(wanted) and all(fits(a, b) for a, b in zip(made, wanted, strict=True))
+    if fixed and Ellipsis not in wanted:
+        of = itertools.repeat(made[0], len(wanted)) if Ellipsis in made else made
+        return (Ellipsis in made or len(made) == len(wanted)) and all(map(fits, of, wanted))
+    return all(fits(one, wanted[0]) for one in made if one is not Ellipsis)
+
+
+def _values_of(annotation: Any) -> set[Any]:
+    """The values of a type that has few; one that no Literal has, of any other."""
+    if annotation is bool:
+        return {True, False}
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return set(annotation)
+    return {None if annotation is type(None) else annotation}
 
 
 def _plain(annotation: Any) -> Any:

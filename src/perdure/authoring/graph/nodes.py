@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, refuse_method, seconds, step
-from perdure.authoring.dataflow.build import Draft, Made, Wanted
+from perdure.authoring.dataflow.build import END_IS, RESERVED, Draft, Made, Wanted
 from perdure.authoring.dataflow.plan import EACH, PRESENT, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import Node as PlannedNode
 from perdure.authoring.dataflow.values import OrSkipped
-from perdure.authoring.graph.fits import element_of
 from perdure.errors import UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
@@ -661,8 +660,9 @@ def _chosen(result: Any, targets: Iterable[str | None], gate: str, many: bool) -
         chosen = name_of(result)
     if chosen not in targets:
         valid = ", ".join("END" if target is None else repr(target) for target in targets)
+        hint = f"; {END_IS}" if isinstance(result, str) and result == RESERVED else ""
         raise UsageError(
-            f"the gate {gate!r} returned {result!r:.80}; it must return {'some' if many else 'one'} of {valid}"
+            f"the gate {gate!r} returned {result!r:.80}; it must return {'some' if many else 'one'} of {valid}{hint}"
         )
     return cast("str | None", chosen)
 
@@ -866,7 +866,6 @@ def wanted(
     source = inputs.get(name, name)
     joined = not isinstance(source, str)
     values = (source,) if isinstance(source, str) else source
-    annotation = element_of(annotation) if joined else annotation
     return Wanted(name, values, joined, required, keyword, annotation)
 
 
