@@ -80,7 +80,7 @@ class Loop:
                 raise self._refusal()
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            # A step that waits here needs no thread meanwhile, and what it waits for may need one.
+            # While a step waits here, another step may use its thread: the wait may depend on it.
             with waiting_for_perdure():
                 return future.result()
         except CancelledError:

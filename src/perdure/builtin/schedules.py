@@ -134,7 +134,7 @@ class ScheduledRuns:
         return Fired("started", ahead)
 
     async def _overlap(self, overlap: Overlap, request: FireRequest) -> Literal["skipped", "waits"] | None:
-        """What becomes of an order in place of a start; None to start it."""
+        """What happens to an order that is not started now; None: start it."""
         if overlap == "allow":
             return None
         previous = await self._open(request.previous) if request.previous else None

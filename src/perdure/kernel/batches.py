@@ -1,6 +1,6 @@
-"""What a batch is started with, and what becomes of its rows. Describes, never executes.
+"""The input of a batch, and the results of its rows. Describes, never executes.
 
-A batch is a run of a program of its own, which is one map over rows: the row with number 17 is the op `row:0[17]`.
+A batch is a run of a program that is one map over its rows: the row with number 17 is the op `row:0[17]`.
 """
 
 from __future__ import annotations

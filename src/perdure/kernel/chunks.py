@@ -1,7 +1,7 @@
-"""What a long map and the runs of its chunks tell each other. Describes, never executes.
+"""What a long map and the runs of its chunks exchange. Describes, never executes.
 
-A map with many items runs in chunks, each a run of its own, in whose journal the items are ops. The run of the map
-records two events for each chunk: that it began, and its outcome.
+A map with many items runs in chunks. Each chunk is a run, and its items are ops in the journal of that run. The run of
+the map records two events for each chunk: that it began, and its outcome.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perdure.kernel.values.items import KEY, Part, reference
 if TYPE_CHECKING:
     from perdure.kernel.state import RunState
 
-# The queue of a step that is a chunk: it is executed by a run of its own, which is in no queue.
+# The queue of a step that is a chunk. Its run is in no queue.
 CHUNK = "perdure.map"
 # The prefix of the program of a chunk's run, before the name of the program that has the map.
 MAP = "perdure.map."
-# Why a chunk is cancelled that lets end what runs, and begins nothing more.
+# The reason by which a chunk is cancelled that lets its running items end, and begins no more.
 DRAIN = "something beside it failed"
 # At most so many chunks of a map are under way.
 OPEN_CHUNKS = 8
@@ -46,7 +46,7 @@ class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkResults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of the items of a chunk: the results in order, and how many failed, with the first error.
+    """The results of the items of a chunk in order, and how many failed, with the first error.
 
     `stopped`: no item behind these is needed.
     """
@@ -99,7 +99,7 @@ def column(data: bytes, path: str) -> bytes | None:
 
 
 def chunk_of(item: str, ops: Iterable[str]) -> tuple[str, str]:
-    """The op of the chunk that has an item, among these, and the number of the item; empty if there is none."""
+    """Which of these ops is the chunk that has an item, and the number of the item; empty if none is."""
     path, _, number = item.removesuffix("]").rpartition("[")
     if path and number.isdecimal():
         for op in ops:

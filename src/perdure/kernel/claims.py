@@ -22,7 +22,7 @@ from perdure.kernel.state import IMPORTED, POISONED, REDACTED, RunState
 
 
 def stays_parked(batches: Sequence[Batch]) -> bool:
-    """Whether a run stays parked until it is resolved, whatever code there is."""
+    """Whether a run stays parked until it is resolved by hand, even if the code fits."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunParked):

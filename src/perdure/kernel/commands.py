@@ -63,7 +63,7 @@ class StepSpec:
     items: bool = False
     # The version of a node: results of another one are not reused.
     version: str = ""
-    # The name that workers know it by, where a node gives it another one.
+    # The name under which workers serve it, if its node has another one.
     served_as: str = ""
     # Where its arguments hold secrets, by parameter: the executor puts them in.
     secrets: tuple[tuple[str, tuple[Place, ...]], ...] = ()

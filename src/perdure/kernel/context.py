@@ -31,7 +31,7 @@ class RunContext(msgspec.Struct, frozen=True, omit_defaults=True):
     schedule: str | None = None
     """The id of the schedule that started it."""
     scheduled_at: datetime | None = None
-    """The time of the tick that it was started for, however late it began; None when it was triggered by hand."""
+    """The time of the tick that started it, even if it began later; None when it was triggered by hand."""
 
 
 def started_context(run_id: str, started: RunStarted) -> RunContext:
@@ -55,7 +55,7 @@ def started_context(run_id: str, started: RunStarted) -> RunContext:
 def run_context(state: RunState, path: str = "", origin: RunContext | None = None) -> RunContext:
     """The context of a run, or of the child at an op path in it.
 
-    `origin`: what the run was when it did what it does now, where it repeats the past of another.
+    `origin`: the context of the origin, while the run repeats its past.
     """
     started = state.started
     assert started is not None

@@ -68,15 +68,15 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False)
 
 
 class MapCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The map of another run of which this run executes a chunk: in which program it is, and in which children there.
+    """The map, in another run, of which this run executes a chunk: its program, and the children that it is in.
 
-    `within` are those children, from the outermost to the innermost: op path, program and version.
+    `within` are these children, from the outermost to the innermost: op path, program and version.
     """
 
     program: str
     version: str
     within: tuple[tuple[str, str, str], ...] = ()
-    # The run_id of an earlier run whose chunk this one goes on with, and the item that runs again all the same.
+    # The run_id of an earlier run whose chunk this one continues, and an item that runs again even if it has a result.
     past: str = ""
     again: str = ""
 
@@ -139,11 +139,11 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     scheduled_at: float | None = None
     # 1: results in its journal have the fields of their types and no others; 2: so has its input. Else unknown.
     exact: int = 0
-    # For a graph: how many rounds its loops may have, if not as many as it says itself.
+    # For a graph: how many rounds its loops may have, if not the number in its definition.
     max_rounds: int | None = None
     # The run_id of the run whose outcomes it reuses, where ops have the same arguments.
     memo: str = ""
-    # For a graph: its structure, as the program had it that started the run, by the id of the blob. It only explains.
+    # For a graph: the id of the blob with its structure when the run was started. Only explanations and views use it.
     structure: str = ""
 
 
@@ -231,7 +231,7 @@ class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
     blob: str = ""
     fallback: bool = False
     memo: str = ""
-    # Of a value that is offloaded: all that the record of a call with it shows of it; see kernel/values/arguments.py.
+    # For an offloaded value: the digest that the record of a call shows of it; see kernel/values/arguments.py.
     digest: str = ""
 
 
@@ -580,12 +580,12 @@ class Trait(Flag):
     OUTSIDE = auto()
     # A fork keeps it: it belongs to the past, not to the execution of the origin.
     FORKED = auto()
-    # It records a command of the program, which replay must issue again. `patches.commanded` knows those of which only
-    # some do.
+    # It records a command of the program, which replay must issue again. Of some classes only some events do:
+    # see `patches.commanded`.
     COMMAND = auto()
     # A run that only gets events of this kind has made no progress.
     NO_PROGRESS = auto()
-    # It concerns an attempt of a step; once the step has its outcome, replay does not need it.
+    # It is about an attempt of a step; once the step has its outcome, replay does not need it.
     ATTEMPT = auto()
     # Which processes are notified of it: none, since only the owner uses it; those that follow the run; or all.
     FOR_OWNER = auto()
@@ -715,7 +715,7 @@ def mentions_blob(data: bytes) -> bool:
 
 
 def references(events: Iterable[AnyEvent]) -> list[str]:
-    """The ids of the blobs that events refer to, each once; those of snapshots, and of items in their values, too."""
+    """The ids of the blobs that events refer to, each once, including those of snapshots and of items in values."""
     found: dict[str, None] = {}
     for event in events:
         for name in ("blob", "input_blob"):
@@ -727,7 +727,7 @@ def references(events: Iterable[AnyEvent]) -> list[str]:
 
 
 def blob_of(event: AnyEvent) -> str:
-    """The blob of a value that the program will see; empty where the event has the value."""
+    """The blob of a value that the program will see; empty if the event holds the value."""
     if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
         return event.blob
     return event.input_blob if isinstance(event, ChildStarted) else ""

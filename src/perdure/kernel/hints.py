@@ -9,7 +9,7 @@ MOST_COMPARED, LONGEST = 100, 200
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The name that it is close to, or all there are."""
+    """A hint with the most similar name, or with all names."""
     names = sorted(set(known))
     # Comparing is slow: among many names, those that begin alike.
     compared = names if len(names) <= MOST_COMPARED else [one for one in names if one[:1] == name[:1]][:MOST_COMPARED]

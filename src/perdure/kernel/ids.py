@@ -178,7 +178,7 @@ def address(child: str, name: str) -> str:
 
 
 class SignalKey(NamedTuple):
-    """What a signal is deduplicated by: the op path of the child that it was sent to, if to one, and its id."""
+    """The key that deduplicates a signal: its id, and the op path of the child that it was sent to; empty: the run."""
 
     child: str
     id: str

@@ -1,8 +1,8 @@
 """External events of a run: signals, answers, cancellations, pauses. Decides, never writes.
 
-Anyone may append these events, owner or not. Each function looks at the folded journal and returns the events to append
-at its end, or why there are none; when another event comes first, the caller folds it and asks again. So every race has
-one winner, and it stands in the journal.
+Any process may append these events, not only the owner. Each function reads the folded journal and returns the events
+to append, or why there are none. When another event comes first, the caller folds it and calls the function again. So
+every race has one winner, and the journal shows which.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def signal(
     child: str = "",
     check: Callable[[OpenOp], None] = lambda wait: None,
 ) -> Events | Duplicate | Finished:
-    """Send a signal. One with a known `signal_id` is a duplicate, whatever its payload.
+    """Send a signal. One with a known `signal_id` is a duplicate, even if its payload is another one.
 
     `check` raises SignalRejected if the signal does not fit the wait that would consume it at once.
     """
@@ -162,9 +162,9 @@ def may_answer(question: WaitOpened, now: float) -> tuple[str, ...]:
 def _question(
     state: RunState, name: str, answer_id: str, by: str, now: float, child: str
 ) -> tuple[str, WaitOpened] | Duplicate | NotFound | Finished:
-    """The one open question of this name, or the one at this path, that `by` may answer; also those of its children.
+    """The open question of this name, or at this path, that `by` may answer, in the run or its children.
 
-    Raises AnswerRejected for a name that several of them have: the answer may be meant for any.
+    Raises AnswerRejected if several questions have the name.
     """
     if answer_id and answer_id in state.answers:
         return Duplicate()
@@ -257,7 +257,7 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     return [RunResumed()] if state.parked is None else [RunResumed(), state.parked]
 
 
-# Why a run is unparked, by the kind of its parking; where the code did not fit, it does now.
+# Why a run is unparked, by the kind of its parking. For all other kinds, the code did not fit and does now.
 UNPARKED = {
     "by hand": "resolved by hand",
     "no_program": "an engine has its program again",

@@ -140,6 +140,6 @@ class EncodedInvocation(Invocation[Any]):
         self.schedule, self.scheduled_at, self.rules = schedule, scheduled_at, rules
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
-        """The encoded input; by parameter name where the program is at hand and takes it."""
+        """The encoded input; by parameter name, if the program is here."""
         names = () if program is None else positional_names(program.types)
         return bytes(named_input(Raw(self._input), names))

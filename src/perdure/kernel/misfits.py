@@ -1,8 +1,8 @@
 """Recorded values that the code of now cannot decode: they park the run, and are never raised into the program.
 
-What arrived for a wait was accepted by the type that the wait was opened with. If the program has another type by now,
-and cannot decode it, the code has changed, not the sender. A signal that the program of then could not decode either is
-the program's own matter: it got NotDecodable, and gets it again.
+A signal or an answer was accepted by the type that its wait was opened with. If the program has another type now and
+cannot decode the value, the code has changed, and the sender made no mistake. If the earlier code could not decode a
+signal either, the program got NotDecodable, and gets it again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def judged(state: RunState, delivery: WaitResolved) -> WaitResolved:
 def check_inbox(state: RunState, pending: Pending, *, other_code: bool = False) -> None:
     """Raise NotDecodable if the program cannot decode the signal that it gets next, and other code may have taken it.
 
-    That is: the wait or the signal is older than the process that has the run. `other_code`: whichever process has it.
+    Other code may have done so if the wait or the signal is older than the process that owns the run. `other_code`:
+    assume it.
     """
     if not state.inbox:
         return
@@ -101,7 +102,7 @@ def check_inbox(state: RunState, pending: Pending, *, other_code: bool = False) 
 
 
 def narrowed(state: RunState) -> Iterator[tuple[str, OpenOp]]:
-    """The open waits whose type does not take everything that it took when they were opened."""
+    """The open waits whose type accepts less than when they were opened."""
     for op, wait in state.ops.items():
         if wait.recorded is not None and wait.opened is not None and NULL not in (wait.recorded, wait.opened.schema):
             if not covers(msgspec.json.decode(wait.opened.schema), msgspec.json.decode(wait.recorded)):

@@ -1,4 +1,4 @@
-"""What replay must know of a journal in advance: its patch marks, and how far the code must follow it."""
+"""What replay must know of a journal in advance: its patch marks, and up to where the code must repeat it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PatchHistory:
         self._forks = forks
         # The ops whose large values are in the journal.
         self._taken = taken
-        # The context of the run that this one retries; the retry keeps it, so that code that reads it repeats its path.
+        # The context of the run that this one retries: code that branches on it must take the same path.
         self._retried = retried
         # The executions that have completed, by the op path of the child; the run itself is "".
         self._completed = completed

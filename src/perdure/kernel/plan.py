@@ -174,7 +174,7 @@ def keep(state: RunState, pending: Pending, now: float) -> Plan | None:
     assert isinstance(command, RunStep | OpenWait | StartTimer)
     begun = plan(state, [command], now).events[0]
     if isinstance(begun, StepStarted) and kept.inputs:
-        # As the outcome was recorded: the call may be written in another way by now.
+        # As in the former journal: the code may write the call in another way now.
         begun = msgspec.structs.replace(begun, inputs=kept.inputs)
     assert state.started is not None
     return Plan([begun, *outcome(command, kept, state.started.memo)], [], [])
@@ -307,7 +307,7 @@ def _start_chunk(state: RunState, command: RunStep, now: float, result: Plan) ->
     """Start the run of a chunk: its items have the op paths and the idempotency keys that they would have here."""
     began, op = state.started, command.op
     assert began is not None
-    # A run that keeps outcomes of another has its chunks go on where those of the other ended.
+    # A run that keeps outcomes of another run continues the chunks of that run.
     past, again = began.memo if not began.forked_from else "", ""
     kept = state.kept.entries.get(op) if state.kept is not None else None
     if kept is not None and kept.kind == AGAIN and same_call(kept.inputs, command):

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 class Execution(Protocol):
     """One run of a program in memory: a state machine that takes events and returns commands.
 
-    `advance` must depend on nothing but the events it has received, in order. One that sets `by_data` to True has no
-    order among its ops but that of their values: new ones may begin beside those that the journal holds. One that has
-    `retires(op)` says which recorded ops, that it does not ask for, are passed over, and one that has `explains(op,
-    recorded)` says why it does not ask for one.
+    `advance` must depend on nothing but the events it has received, in order. In an execution that sets `by_data` to
+    True, only values order the ops: new ops may begin beside those in the journal. `retires(op)`, if it exists, says
+    which recorded ops are passed over if they are not commanded, and `explains(op, recorded)` why one is not commanded.
     """
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Apply one event, and return the next commands of the program.
 
-        `decoded` is the value of a StepSucceeded, where it has just been decoded from what the event holds.
+        `decoded` is the value of a StepSucceeded, if it has just been decoded.
         """
         ...
 
@@ -47,7 +46,7 @@ class Execution(Protocol):
 
 @runtime_checkable
 class Watchable(Protocol):
-    """An execution that can tell which exceptions its code raises."""
+    """An execution that reports which exceptions its code raises."""
 
     def watch(self) -> Iterable[Raised]:
         """From now on; each iteration gives the exceptions since the last one."""
@@ -56,7 +55,7 @@ class Watchable(Protocol):
 
 @runtime_checkable
 class ByReference(Protocol):
-    """An execution that takes outcomes without their values, where those are in blobs, and asks for what it needs."""
+    """An execution that takes offloaded outcomes without their values, and asks for the values that it needs."""
 
     def loaded(self, blob: str, value: Raw, at: float) -> Sequence[Command]:
         """Take a value that was asked for with LoadValue, and return the next commands of the program."""

@@ -126,7 +126,7 @@ class ChildContext:
 
 
 class _OpenChild:
-    """A child in memory: its program, the rules for its steps, and what it asked for that has no outcome yet."""
+    """A child in memory: its program, the rules for its steps, and its ops that have no outcome yet."""
 
     __slots__ = ("asked", "execution", "rules")
 
@@ -364,8 +364,8 @@ class Replay:
     def fold_by_reference(self, batches: Iterable[Batch]) -> Generator[Collection[str], Mapping[str, Raw], None]:
         """Fold a journal whose large values are in blobs, and give the blobs that are needed to continue it.
 
-        Sets of ids come one after the other, whenever something cannot go on; the caller sends the values of each. An
-        empty one is a pause in a long journal.
+        Yields a set of ids whenever replay cannot continue without them, and the caller sends the values. An empty set
+        is a pause in a long journal.
         """
         for batch in batches:
             self.state.next_seq = batch.seq
@@ -590,7 +590,7 @@ class Replay:
         return True
 
     def _forget(self, op: str) -> None:
-        """An op has ended, or was never recorded, and its execution is not told."""
+        """An op has ended, or was never recorded, and its execution does not get an event for that."""
         child = self._children.get(self.state.child_of(op)) if self._children else None
         if child is not None:
             child.asked.discard(op)
@@ -694,7 +694,7 @@ class Replay:
             self._diverge(OpView("op", recorded, op_name(recorded)), commanded_op(commands[op]))
 
     def _is_retired(self, op: str) -> bool:
-        """Whether a recorded op is passed over: its execution has said that it no longer asks for it."""
+        """Whether a recorded op is passed over, because its execution has retired it."""
         path = self.state.child_of(op)
         while path and path not in self._children:
             path = self.state.child_of(path)
@@ -729,7 +729,7 @@ class Replay:
     def _beside_others(self, scope: str, number: int) -> bool:
         """Whether the run began several branches at once where the code asks for one more.
 
-        If not, a step that came after another one may be asked for beside it by now.
+        If not, a step that followed another one may have moved beside it.
         """
         assert self._issued is not None
         known, branches = False, set()
@@ -790,7 +790,7 @@ class Replay:
         raise Diverged(self.state.next_seq - 1, found)
 
     def _explained(self, recorded: OpView) -> Divergence | None:
-        """How the execution of a recorded op explains itself that it does not ask for it, if it does."""
+        """The explanation that the execution itself gives for not commanding a recorded op, if it gives one."""
         execution, path = self.execution_of(recorded.path)
         explains = getattr(execution, "explains", None)
         if explains is None:
@@ -799,7 +799,7 @@ class Replay:
         return found
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
-        """The evidence for the kind of change, where the program does not command a recorded op."""
+        """The evidence from which a divergence at a recorded op is explained."""
         pending = [*self.pending.values(), *self.held.values()]
         found = [
             change for command in pending if command.op == recorded.path for change in _arguments_of(command, recorded)
@@ -858,7 +858,7 @@ def _is_local(command: Command) -> bool:
 
 
 def _at_once(command: Command) -> bool:
-    """Whether a command is recorded together with others of its round, whatever their scopes."""
+    """Whether a command is recorded together with others of its round, even of other scopes."""
     if isinstance(command, RecordValue):
         return command.kind == "unlock"
     return not isinstance(command, SetState | Checkpoint)

@@ -26,8 +26,8 @@ Four machines are folded side by side.
    waiting: a step runs or is held back by a concurrency limit (`running`, `held`), a lock is held or waited for, or the
    body is between two ops.
 
-2. **The owner.** RunClaimed sets `owner`, `epoch` and `session`, whatever the status; RunReleased clears the owner. The
-   epoch grows with every claim and fences the previous owner. Epoch 0: the run has not begun.
+2. **The owner.** RunClaimed sets `owner`, `epoch` and `session`, in any status; RunReleased clears the owner. The epoch
+   grows with every claim and fences the previous owner. Epoch 0: the run has not begun.
 
 3. **Each open op** (`ops`), until it has an outcome; then it is forgotten, for the program has had it.
 
@@ -177,8 +177,8 @@ class Child:
         self.ops: dict[str, None] = {}
         self.finished: ChildFinished | None = None
         self.finished_at: float | None = None
-        # How many ops in it, and in the children in it, are under way, and how many wait for something. A lock is under
-        # way from where it is asked for to where it is given back: the owner has to see to it.
+        # How many ops in it, and in the children in it, are under way, and how many wait for something. A lock counts
+        # as under way from its request to its release, because the owner has to acquire and renew it.
         self.running = self.waiting = 0
 
     @property
@@ -704,7 +704,7 @@ class RunState:
     def _run_forked(self, event: RunForked, at: float) -> None:
         self.created_at = at
         self.values.update(event.state or {})
-        # Its first owner may have something to start, whatever else the run waits for.
+        # Its first owner may have something to start, even if the run also waits.
         self.has_external_event = self.epoch > 0
 
     def _outcome_kept(self, event: OutcomeKept, at: float) -> None:

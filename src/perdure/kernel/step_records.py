@@ -293,7 +293,7 @@ class ChunkRecord(msgspec.Struct):
         return status not in (StepStatus.RUNNING, StepStatus.WAITING)
 
     def items(self, outcome: ChunkOutcome, results: Sequence[Raw]) -> list[ItemRecord]:
-        """Its items, as far as the results tell: which of them have none, and not why."""
+        """Its items, reconstructed from the results: which of them have none is known, the reasons are not."""
         path, ended = self.path.rpartition("[")[0], StepStatus.FAILED if outcome.failed else StepStatus.SKIPPED
         # The results have None for an item without one, or leave it out.
         stand_ins = [results[n - self.first : n - self.first + 1] for n in outcome.without]

@@ -1,7 +1,7 @@
 """The stream of a step, or of a whole run, read from a journal; and when a step's chunks are written. Writes nothing.
 
 A chunk is numbered by its place in what is asked for, and the mark of a restart has a number too: so a reader who has
-seen the numbers up to n continues with n + 1, and misses and repeats nothing, whatever happened meanwhile.
+seen the numbers up to n continues with n + 1, and misses and repeats nothing.
 """
 
 from __future__ import annotations

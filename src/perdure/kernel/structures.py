@@ -1,7 +1,7 @@
-"""What a process without the code of a program makes of what is stored of it: a protocol. Reads nothing.
+"""How a process without the code of a program reads what is stored of it: a protocol. Reads nothing itself.
 
-`RunStarted.structure` is the id of a blob, which tells about the runs of a program; its definition is all there is of
-one that is data. What can read them is an argument of a client.
+`RunStarted.structure` is the id of a blob with the structure of a program. Of a program that is data, such as a flow,
+the definition is stored as well. A client is given an object that can read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Structures(Protocol):
-    """Reads stored structures. They are given as bytes, by their ids, with a journal that has its large values."""
+    """Reads stored structures, which are given as bytes, by their ids, with a journal that has its large values."""
 
     def missed(self, structures: Mapping[str, bytes], started: RunStarted, batches: Sequence[Batch]) -> Missed:
         """The turns that did not run."""

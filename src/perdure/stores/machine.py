@@ -45,7 +45,7 @@ def shared_folder(*parts: str) -> str | None:
 
 
 class Name:
-    """The name of an engine that was given none: the same each time, and no other process has it meanwhile.
+    """The name of an engine that was given none: the same each time, and no other process has it at the same time.
 
     It is made of the host, the program, and what distinguishes programs that must not share a name: what they can
     execute, the store, and the folder in which the lock on the name lies. So two containers with one host name and a

@@ -23,7 +23,7 @@ CHOICE = "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' 
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
-    """The store a URL names, not connected yet. A store is returned as it is."""
+    """The store of a URL, not connected yet. A Store is returned unchanged."""
     if isinstance(url, os.PathLike):
         from perdure.stores.sqlite.store import SqliteStore
 

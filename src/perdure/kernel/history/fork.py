@@ -128,7 +128,7 @@ def ops(batches: Iterable[Batch]) -> dict[str, Op]:
 
 def _failure(event: AnyEvent) -> Failure | None:
     if isinstance(event, StepSucceeded) and chunk_range(event.op) is not None:
-        # The first of its items that failed: with those of other chunks, they may be too many.
+        # The error of the first item that failed: with other chunks, too many items may have failed.
         return msgspec.json.decode(event.value, type=ChunkOutcome).error
     if isinstance(event, StepFailed):
         return None if event.cancelled else event.error

@@ -54,7 +54,7 @@ _CALLED = ("step", "child", "timer")
 
 
 class Withdrawn(msgspec.Struct, frozen=True):
-    """Which outcomes the retry does not keep: those of `ops`, and all from event `seq` on."""
+    """The outcomes that the retry does not keep: those of `ops`, and all from event `seq` on."""
 
     seq: int
     ops: frozenset[str] = frozenset()
@@ -276,7 +276,7 @@ def rerun(
 
 
 def memoized(batches: Sequence[Batch], started: RunStarted, now: float) -> list[Batch]:
-    """The first batch of a run that starts anew, with the results of steps that it uses where arguments agree."""
+    """The first batch of a run that starts again, with results that its steps reuse if their arguments are the same."""
     past = _Outcomes(started)
     for _, at, event in numbered(batches):
         past.fold(event, at, kept=not isinstance(event, WaitResolved), withdrawn=True)
@@ -373,7 +373,7 @@ class _Outcomes:
         self._kept[op] = OutcomeKept(op, AGAIN, inputs, by=item)
 
     def replace(self, op: str, kind: str, value: Value) -> None:
-        """Give an op another outcome, whatever its arguments are."""
+        """Give an op another outcome, regardless of its arguments."""
         if kind == "step":
             self._kept[op] = OutcomeKept(op, "succeeded", "", value.kept, value.blob)
         elif kind == "approval":

@@ -115,7 +115,7 @@ def fit_parts(
 
 
 def _fails(end: Command | None) -> TypeGuard[Finish]:
-    """Whether a run would fail as soon as it goes on."""
+    """Whether a run would fail as soon as it continues."""
     return isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None
 
 

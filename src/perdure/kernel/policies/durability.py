@@ -51,7 +51,7 @@ _NO_MODE = "durability={!r} is none of 'sync', 'relaxed', 'async', 'exit', 'manu
 
 
 def durability(value: str | Durability) -> Durability:
-    """A mode from its name, as in `sync`, `every(5)` or `async(0.5)`, where the number is the lag in seconds."""
+    """The mode of a name such as `sync`, `every(5)` or `async(0.5)`, with the lag in seconds."""
     if isinstance(value, Durability):
         return value
     if not isinstance(value, str):

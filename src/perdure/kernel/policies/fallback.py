@@ -1,4 +1,4 @@
-"""What a fallback is given, and what it can return in place of a value. Calls nothing."""
+"""The argument of a fallback, and what it can return in place of a value. Calls nothing."""
 
 from __future__ import annotations
 

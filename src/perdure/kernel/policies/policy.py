@@ -18,7 +18,7 @@ from perdure.kernel.policies.retry import Backoff, Retry
 
 
 class Policy(TypedDict, total=False):
-    """What a rule can set for a step. Keys that it leaves out keep the step's own value."""
+    """The settings of a rule for a step. Keys that are left out keep the step's own value."""
 
     retry: Retry
     attempts: int

@@ -1,4 +1,4 @@
-"""Queues as settings, and whose turn it is. Counts nothing itself: a store answers what is running and what waits."""
+"""Queues as settings, and which runs begin next. Counts nothing itself: a store says what is running and queued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What a queue allows. A run that has begun and not finished counts, whatever became of its engine."""
+    """The limits of a queue. A run that has begun and not finished counts, even if its engine is gone."""
 
     name: str
     concurrency: int | None = None
@@ -129,8 +129,8 @@ class QueueReader(Protocol):
     def lines(self, priority: int, left: int, served: int) -> Awaitable[Sequence[Line]]:
         """The keys of a priority that may have a turn, with as many of their runs as `left` may need.
 
-        `served` keys had a turn at a higher priority: they come last now, whatever the store knows of when they were
-        served. With enough other keys, the first run of each is enough.
+        `served` keys had a turn at a higher priority: they come last now, whenever the store served them last. With
+        enough other keys, the first run of each is enough.
         """
 
     def next_ready(self) -> Awaitable[float | None]:
@@ -140,7 +140,7 @@ class QueueReader(Protocol):
 def pick(reader: QueueReader, queue: Queue, room: int) -> Generator[Any, Any, tuple[Sequence[str], float | None]]:
     """The runs that begin next, at most `room`; and when to look again even if nothing happens.
 
-    Yields what the reader answers, and is sent what came of it: `ports.queues.picks` awaits in between.
+    Yields the awaitables of the reader, and is sent their results: `ports.queues.picks` awaits them.
     """
     if queue.concurrency is not None:
         running: int = yield reader.running(queue.concurrency)

@@ -64,7 +64,7 @@ def kind(*names: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A matcher and the policy for what it matches. Made by `rule`."""
+    """A matcher, and the policy for the steps that match. Made by `rule`."""
 
     matcher: Matcher
     policy: Mapping[str, Any]
@@ -364,7 +364,7 @@ def _refusing(spec: StepSpec, error: InvalidRule, cause: Exception | None = None
 
 
 class StepNames(msgspec.Struct, frozen=True):
-    """The names of the steps that a program calls, as far as its code shows."""
+    """The names of the steps that a program calls, as found in its code."""
 
     steps: frozenset[str]
     # String literals in its code: each may be the name of a step created there, as by `step_inline`.

@@ -1,4 +1,4 @@
-"""Check the options of a start: queue, key, priority, debounce, durations, tags, and what becomes of a used id."""
+"""Check the options of a start: queue, key, priority, debounce, durations, tags, and how a used id is handled."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Programs(Mapping[str, "Program"]):
         self.on_renewed: Callable[[Program], None] = lambda program: None
         # The names of programs whose definitions are stored.
         self.defined: set[str] = set()
-        # Those of them that the process has itself: runs that are started by name begin with what it has.
+        # Those of them that this process was given: a run that is started by name here begins with that version.
         self._given: set[str] = set()
         # Why a version could not be made of its definition, by name and version.
         self._lacking: dict[tuple[str, str], UnknownProgram | UnknownVersion] = {}
@@ -102,7 +102,7 @@ class Programs(Mapping[str, "Program"]):
         return name not in self or (name in self.defined and version not in self.versions(name))
 
     def refuse(self, name: str, version: str, error: BrokenProgram | None = None) -> None:
-        """Note that a version cannot be made of its definition here, or that there is none, until it is put."""
+        """Note that a version cannot be loaded from its definition here, or that there is none, until it is put."""
         self._lacking[name, version] = error or self._unknown(name, version)
 
     def _unknown(self, name: str, version: str) -> UnknownProgram | UnknownVersion:

@@ -67,7 +67,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a caller scheduled: when, and which program with which input (JSON, as it is recorded).
+    """The definition of a schedule: when it fires, and which program with which input (JSON, as recorded).
 
     Its runs wait in `queue`, if there is one, and carry `tags`. Defaults are omitted when it is encoded, so that the
     journals of schedules from before a field existed replay unchanged.

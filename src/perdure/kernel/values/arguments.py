@@ -99,7 +99,7 @@ def raw_by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 def named_input(input: Raw, names: Sequence[str]) -> Raw:
     """Stored input by the names of the parameters of its positional arguments.
 
-    Input that has names stays as it is, and so do more arguments than there are names: the program will refuse them.
+    Input that has names is returned unchanged, and so are more arguments than names, which the program will refuse.
     """
     if not names or not bytes(input).startswith(b"["):
         return input
@@ -130,8 +130,8 @@ Arguments = tuple[list[tuple[Parameter, Any]], dict[str, tuple[Parameter, Any]]]
 def bind(name: str, parameters: Iterable[Parameter], given: Mapping[str, Any]) -> Arguments:
     """Bind arguments by name, and give the positional and the keyword ones, each with its parameter.
 
-    A positional parameter that was not given is there with DEFAULT, so that what follows it has its own position. The
-    arguments of a `*rest` are a list, those of a `**more` beside the others: one of them may be a parameter by now.
+    A positional parameter that was not given has DEFAULT, so that later ones keep their positions. The arguments of a
+    `*rest` are a list, those of a `**more` are beside the others, because one of them may be a parameter now.
     Raises TypeError for an argument without a parameter, and for a required parameter without an argument.
     """
     args: list[tuple[Parameter, Any]] = []
@@ -375,12 +375,12 @@ def same_call(recorded: str, command: RunStep | StartChild) -> bool:
 
 
 def same_record(recorded: str, other: str) -> bool:
-    """Whether two records may be of the same call, where no command is at hand."""
+    """Whether two records may be of the same call, if there is no command to compare with."""
     return recorded == other or _versions(recorded) != _versions(other) or is_former(recorded) != is_former(other)
 
 
 def changes(recorded: str, command: RunStep | StartChild) -> list[ArgumentChange]:
-    """The arguments of a command that differ from the recorded ones; none if the record does not tell."""
+    """The arguments of a command that differ from the recorded ones; none if the record does not show them."""
     if is_former(recorded) or is_former(command.inputs_hash):
         return []
     full = _full(command)

@@ -53,7 +53,7 @@ class PartReader(Protocol):
         ...
 
     def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
-        """The elements of parts, which are read one after the other while the event loop goes on."""
+        """The elements of parts, read one part at a time; the event loop is free in between."""
         ...
 
     def elsewhere(self) -> PartReader | None:

@@ -21,7 +21,7 @@ Search: TypeAlias = Callable[[Any, str], LostField | None]
 
 
 class Searches:
-    """Builds searches; `has_codec` tells the types that a codec of the user stores in a form of its own."""
+    """Builds searches. `has_codec`: whether a codec of the user determines how a type is stored."""
 
     def __init__(self, has_codec: Callable[[type], bool]) -> None:
         self._has_codec = has_codec

@@ -1,4 +1,4 @@
-"""Compare JSON Schemas: whether what fits one fits another, as far as perdure's own schemas say. Validates no value."""
+"""Compare JSON Schemas of the kind that perdure makes: whether every value of one fits another. Validates no value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signature of a program as plain data, for callers that do not have the program. Refuses only what it would.
+"""The signature of a program as plain data, for callers that do not have it. Refuses only what the program would.
 
 A schema here is JSON Schema, and looser than the type it is of: what a type says beyond it (patterns, codecs, models
 and hooks of the user's) is left to the worker that has the type.
@@ -61,7 +61,7 @@ class Signature(msgspec.Struct, frozen=True):
         return str(inspect.Signature(list(self._plain()))).replace("'", "").replace("= Ellipsis", "= ...")
 
     def misfit(self, input: bytes) -> Misfit | None:
-        """Why a program cannot be called with stored input; None if it can, as far as is known."""
+        """Why a program cannot be called with stored input; None if there is no known reason."""
         values = msgspec.json.decode(input)
         try:
             given = self._given(values)

@@ -1,4 +1,4 @@
-"""What a program says in its result about values that were skipped: one key of it, which callers never see."""
+"""A key in the result of a program that says which values were skipped. Callers never see it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-# Under this key, a result tells which values it has not, and why; a text there says that there is no result at all.
+# Under this key, a result says which values it lacks, and why. A text means that there is no result at all.
 SKIPS = "$skipped"
 _KEY = b'"$skipped":'
 _NO_RESULT = b'{"$skipped":"'
@@ -19,7 +19,7 @@ def no_result(reason: str) -> bytes:
 
 
 def why_no_result(result: bytes | Raw) -> str | None:
-    """Why there is no result, if that is what it says."""
+    """Why there is no result; None if there is one."""
     data = bytes(result)
     if not data.startswith(_NO_RESULT):
         return None
@@ -28,7 +28,7 @@ def why_no_result(result: bytes | Raw) -> str | None:
 
 
 def without_skips(result: bytes | Raw) -> bytes:
-    """A result without what it says about skipped values; `null` if there is none."""
+    """A result without this key; `null` if there is no result."""
     data = bytes(result)
     if data.startswith(_NO_RESULT):
         return b"null"
@@ -39,5 +39,5 @@ def without_skips(result: bytes | Raw) -> bytes:
 
 
 def plain_result(result: bytes | Raw) -> Any:
-    """A result as plain JSON, without what it says about skipped values."""
+    """A result as plain JSON, without this key."""
     return msgspec.json.decode(without_skips(result))

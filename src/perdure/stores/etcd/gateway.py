@@ -82,7 +82,7 @@ class Gateway:
 
     @asynccontextmanager
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Answers of etcd as they come, for as long as it is iterated."""
+        """The answers of etcd, as they come."""
         token = await self._enter()
         endpoint, base = self.address.endpoints[self._at], self._base[self._at]
         timeout = httpx2.Timeout(self.address.timeout, read=self._quiet)

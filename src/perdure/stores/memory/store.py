@@ -244,7 +244,7 @@ class MemoryTimers:
 
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        # By run_id, as far as they have been read: a run's deadline is that of its start, and never changes.
+        # By run_id, once they have been read: the deadline of a run never changes.
         self._deadlines: dict[str, float | None] = {}
 
     async def due(

@@ -136,7 +136,7 @@ def listed(columns: Sequence[Any], *, checked: bool = True) -> tuple[RunRow, Hea
     row = run_row_or_damage(columns, checked=checked)
     if isinstance(row, Corrupt):
         known = {status.value: status for status in RunStatus}
-        # A text may be a number or null by now: it is shown as whatever it is.
+        # A damaged text may be a number or null: it is shown as it is.
         values: list[Any] = [_text(c) if i in _TEXTS else c for i, c in enumerate(columns[: WIDTH - 1])]
         shown = RunRow(*values)
         row = msgspec.structs.replace(
