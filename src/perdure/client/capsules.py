@@ -10,7 +10,7 @@ from perdure.client.queries import Queries
 from perdure.client.views import RunView
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
 from perdure.kernel.divergence.repair import source_ids
-from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
+from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events, events_in
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import IMPORTED, REDACTED, RunState
@@ -103,7 +103,7 @@ class Capsules:
 
 def _begins_with(here: Sequence[Batch], batches: Sequence[Batch]) -> bool:
     def flat(batches: Sequence[Batch]) -> list[bytes]:
-        return [encode_events([event]) for batch in batches for event in batch.events]
+        return [encode_events([event]) for event in events_in(batches)]
 
     mine = flat(batches)
     return flat(here)[: len(mine)] == mine

@@ -34,9 +34,7 @@ class Folded:
 
     def feed(self, batches: Sequence[Batch]) -> None:
         """Fold what comes next."""
-        for batch in batches:
-            for event in batch.events:
-                self.state.fold(event, batch.at)
+        self.state.fold_batches(batches)
         self.steps.feed(batches)
         self.batches += batches
         self.next_seq = batches[-1].seq + len(batches[-1].events)

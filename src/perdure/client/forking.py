@@ -14,7 +14,17 @@ from perdure.client.handle import Handles, RunHandle
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
 from perdure.kernel.batches import OP
 from perdure.kernel.chunks import DRAIN, chunk_of
-from perdure.kernel.events import NULL, Batch, OutcomeKept, RunForked, RunStarted, RunStatus, StepSucceeded, WaitOpened
+from perdure.kernel.events import (
+    NULL,
+    Batch,
+    OutcomeKept,
+    RunForked,
+    RunStarted,
+    RunStatus,
+    StepSucceeded,
+    WaitOpened,
+    events_in,
+)
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
@@ -200,7 +210,7 @@ class Forks:
         if not path:
             return value
         if known is _UNKNOWN:
-            events = (event for batch in batches for event in batch.events)
+            events = events_in(batches)
             ended = [one for one in events if isinstance(one, StepSucceeded) and one.op == op]
             if not ended:
                 raise UsageError(f"{op} has no outcome yet in which a value could be replaced")
@@ -432,7 +442,7 @@ def _check_values(id: str, batches: Sequence[Batch], values: Mapping[str, Value]
     """Refuse signals and answers that do not fit what was recorded of their types, where the code is not here."""
     found = forks.ops(batches)
     edited = {forks.find(found, path).path: value for path, value in values.items()}
-    for event in (event for batch in batches for event in batch.events):
+    for event in events_in(batches):
         if isinstance(event, WaitOpened) and event.op in edited and event.schema != NULL:
             wrong = misfit(bytes(event.schema), msgspec.json.decode(edited[event.op].data))
             if wrong is not None:

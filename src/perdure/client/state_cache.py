@@ -50,9 +50,7 @@ class StateCache:
         state = self._states.pop(run_id, None) or CallerState(run_id)
         while True:
             batches = await journal.read(run_id, state.next_seq)
-            for batch in batches:
-                for event in batch.events:
-                    state.fold(event, batch.at)
+            state.fold_batches(batches)
             if len(batches) < LONG:
                 return state
             # Reading took a while, and an append that is decided on this state would lose to what came meanwhile.

@@ -15,7 +15,7 @@ from perdure.client.queries import pages
 from perdure.client.schedules import ScheduleView
 from perdure.errors import NotDecodable, PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.divergence.repair import Repairs
-from perdure.kernel.events import FINISHED, AnyEvent, Batch, RunStatus, StepStarted, StepSucceeded
+from perdure.kernel.events import FINISHED, AnyEvent, Batch, RunStatus, StepStarted, StepSucceeded, events_in
 from perdure.kernel.history.upgrade import SAFE, Compatibility, Fit, check_compatibility
 from perdure.kernel.ids import step_key
 from perdure.kernel.policies.versions import Programs
@@ -100,13 +100,13 @@ def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
 
 async def _unreported(client: Client, run_id: str, batches: Sequence[Batch]) -> list[Batch]:
     """The results of remote steps that the runs in their queues have, and have not reported yet."""
-    if not any(isinstance(event, StepStarted) and event.queue for batch in batches for event in batch.events):
+    if not any(isinstance(event, StepStarted) and event.queue for event in events_in(batches)):
         return []
     state, results = fold(run_id, batches), list[AnyEvent]()
     for op in [op for op, one in state.ops.items() if one.kind == "remote"]:
         found = await client.store.runs.find(step_key(run_id, op))
         own = await client.store.journal.read(found[0].run_id) if found is not None else ()
-        outcomes = (event for batch in own for event in batch.events if isinstance(event, StepSucceeded))
+        outcomes = (event for event in events_in(own) if isinstance(event, StepSucceeded))
         # The first one is the step's, the next one would be that of its report.
         results += [StepSucceeded(op, event.value, blob=event.blob) for event in islice(outcomes, 1)]
     return [Batch(state.next_seq, batches[-1].at, results)] if results else []

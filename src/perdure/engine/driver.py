@@ -73,6 +73,7 @@ from perdure.kernel.events import (
     StepFailed,
     StepsHeld,
     StepSucceeded,
+    events_in,
 )
 from perdure.kernel.ids import step_key
 from perdure.kernel.misfits import check_inbox, judged
@@ -183,7 +184,7 @@ class Driver:
         if self.closed or not self.saved or tail[0].seq != self.state.next_seq:
             return False
         self.replay.fold_all(tail)
-        self.size += sum(len(getattr(event, "payload", b"")) + EVENT_BYTES for batch in tail for event in batch.events)
+        self.size += sum(len(getattr(event, "payload", b"")) + EVENT_BYTES for event in events_in(tail))
         self.outbox.follow()
         self.stale = False
         self._pump(None)

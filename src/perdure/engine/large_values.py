@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,12 +16,11 @@ from perdure.kernel.events import (
     NULL,
     AnyEvent,
     Batch,
-    InputReplaced,
-    RunClaimed,
     RunForked,
-    RunResumed,
     RunStarted,
     blob_of,
+    events_in,
+    started_in,
     with_value,
 )
 from perdure.kernel.values.limits import Limits, place
@@ -104,7 +102,7 @@ class Payloads:
 
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches with offloaded values in place, as the program saw them first."""
-        blobs = {blob for event in _events(batches) if (blob := blob_of(event))}
+        blobs = {blob for event in events_in(batches) if (blob := blob_of(event))}
         return inflated(batches, await self.load_all(blobs)) if blobs else batches
 
     async def inflate_needed(
@@ -118,10 +116,10 @@ class Payloads:
         All of them, unless it can hand them on by reference. `opened` opens a replay of the journal; `call` calls a
         function from a callback of the loop: a body must not be driven inside a task.
         """
-        if not any(blob_of(event) for event in _events(batches)):
+        if not any(blob_of(event) for event in events_in(batches)):
             return batches
         needed: dict[str, Raw] = {}
-        edited = any(isinstance(event, RunForked) and event.inputs for event in _events(batches))
+        edited = any(isinstance(event, RunForked) and event.inputs for event in events_in(batches))
         survey = None if edited else Survey(opened, batches)
         while survey is not None and not survey.over:
             await call(survey.advance)
@@ -131,15 +129,9 @@ class Payloads:
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
         """The RunStarted of a run with its input in place and the version it is pinned to."""
-        started = batches[0].events[0] if batches else None
-        if not isinstance(started, RunStarted):
+        started = started_in(batches)
+        if started is None:
             raise Corrupt("a journal", "it does not begin with RunStarted")
-        for event in takewhile(lambda event: not isinstance(event, RunClaimed), _events(batches)):
-            if isinstance(event, InputReplaced):
-                started = event.of(started)
-        for event in _events(batches):
-            if isinstance(event, RunClaimed | RunResumed) and event.version:
-                started = msgspec.structs.replace(started, version=event.version)
         if started.input_blob:
             started = msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
         if started.remote is not None and started.remote.map is not None:
@@ -196,8 +188,3 @@ def inflated(batches: Sequence[Batch], values: Mapping[str, Raw]) -> list[Batch]
         return event if value is None else with_value(event, value)
 
     return [Batch(batch.seq, batch.at, [whole(event) for event in batch.events]) for batch in batches]
-
-
-def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:
-    for batch in batches:
-        yield from batch.events

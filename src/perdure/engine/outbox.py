@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.kernel.events import AnyEvent, Batch, WaitOpened
+from perdure.kernel.events import AnyEvent, Batch, WaitOpened, events_in
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow, child_rows, row, row_key
 from perdure.kernel.state import RunState
@@ -62,7 +62,7 @@ class Outbox:
     @property
     def has_wait(self) -> bool:
         """Whether a wait is opened by what has not been taken yet."""
-        return any(isinstance(event, WaitOpened) for batch in self._batches for event in batch.events)
+        return any(isinstance(event, WaitOpened) for event in events_in(self._batches))
 
     def moment(self, now: float) -> float:
         """The time of the batch that is being recorded; all its events share it, and it never goes back."""

@@ -7,7 +7,7 @@ for them, with its annotations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import Flag, StrEnum, auto
 from typing import Any, get_args
@@ -653,14 +653,41 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     root_run_id: str = ""
 
 
+def events_in(batches: Iterable[Batch]) -> Iterator[AnyEvent]:
+    """The events of batches, in order."""
+    for batch in batches:
+        yield from batch.events
+
+
+def numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
+    """The events of batches, each with its number and time."""
+    for batch in batches:
+        for seq, event in enumerate(batch.events, batch.seq):
+            yield seq, batch.at, event
+
+
+def started_in(batches: Iterable[Batch]) -> RunStarted | None:
+    """The RunStarted of a journal, with the input that it began with and the version that it is pinned to."""
+    started: RunStarted | None = None
+    begun = False
+    for event in events_in(batches):
+        if isinstance(event, RunStarted):
+            started = event
+        elif started is None:
+            break
+        elif isinstance(event, InputReplaced) and not begun:
+            started = event.of(started)
+        elif isinstance(event, RunClaimed | RunResumed):
+            begun = begun or isinstance(event, RunClaimed)
+            if event.version:
+                started = msgspec.structs.replace(started, version=event.version)
+    return started
+
+
 def entries(root: str, batches: Sequence[Batch], start: int = 0, run_id: str = "") -> list[Entry]:
     """The events of `batches`, of the journal of `root`, one by one and from number `start` on."""
-    return [
-        Entry(batch.seq + i, run_id or root, moment(batch.at), event, root)
-        for batch in batches
-        for i, event in enumerate(batch.events)
-        if batch.seq + i >= start
-    ]
+    found = numbered(batches)
+    return [Entry(seq, run_id or root, moment(at), event, root) for seq, at, event in found if seq >= start]
 
 
 def moment(at: float) -> datetime:
@@ -698,7 +725,7 @@ def weight(event: AnyEvent) -> int:
 def journal_size(batches: Sequence[Batch]) -> int:
     """About how many bytes a journal takes, including what a snapshot leaves out."""
     size = 0
-    for event in (event for batch in batches for event in batch.events):
+    for event in events_in(batches):
         size += weight(event)
         if isinstance(event, SnapshotTaken):
             size = max(size, event.size)

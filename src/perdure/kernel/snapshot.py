@@ -6,7 +6,7 @@ or what its program commands. Events keep their numbers, so that what is left ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -23,7 +23,9 @@ from perdure.kernel.events import (
     StepsHeld,
     StepStarted,
     Trait,
+    events_in,
     events_with,
+    numbered,
 )
 
 _OF_ATTEMPTS = events_with(Trait.ATTEMPT)
@@ -39,10 +41,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def needed(batches: Sequence[Batch]) -> list[Batch]:
     """The events that the state of a run and its replay depend on."""
-    ended = {event.op for batch in batches for event in batch.events if isinstance(event, StepOutcome)}
-    last, counts = max(((n, e.counts) for n, e in _numbered(batches) if isinstance(e, RunClaimed)), default=(0, False))
-    begun = max((n for n, event in _numbered(batches) if isinstance(event, StepStarted)), default=0)
-    held = max((n for n, event in _numbered(batches) if isinstance(event, StepsHeld)), default=0)
+    ended = {event.op for event in events_in(batches) if isinstance(event, StepOutcome)}
+    last, counts = max(
+        ((n, e.counts) for n, _, e in numbered(batches) if isinstance(e, RunClaimed)), default=(0, False)
+    )
+    begun = max((n for n, _, event in numbered(batches) if isinstance(event, StepStarted)), default=0)
+    held = max((n for n, _, event in numbered(batches) if isinstance(event, StepsHeld)), default=0)
 
     def keep(number: int, event: AnyEvent) -> bool:
         if type(event) in _OF_ATTEMPTS:
@@ -90,11 +94,6 @@ def _kept(batches: Sequence[Batch], keep: Callable[[int, AnyEvent], bool]) -> li
         if run:
             kept.append(batch if len(run) == len(batch.events) else Batch(_end(batch) - len(run), batch.at, run))
     return kept
-
-
-def _numbered(batches: Iterable[Batch]) -> Iterable[tuple[int, AnyEvent]]:
-    for batch in batches:
-        yield from enumerate(batch.events, batch.seq)
 
 
 def _end(batch: Batch) -> int:

@@ -306,6 +306,14 @@ class RunState:
             self.has_external_event = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
         _FOLD[type(event)](self, event, at)
 
+    def fold_batches(self, batches: Iterable[Batch]) -> None:
+        """Fold whole batches."""
+        for batch in batches:
+            # Not always the next number: a snapshot drops events.
+            self.next_seq = batch.seq
+            for event in batch.events:
+                self.fold(event, batch.at)
+
     @property
     def keys(self) -> str:
         """The run_id in the idempotency keys of its steps."""
@@ -762,9 +770,5 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
 def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
     """The state after all of `batches`."""
     state = RunState(run_id)
-    for batch in batches:
-        # Not always the next number: a snapshot drops events.
-        state.next_seq = batch.seq
-        for event in batch.events:
-            state.fold(event, batch.at)
+    state.fold_batches(batches)
     return state

@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    events_in,
 )
 from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.skips import why_no_result
@@ -243,7 +244,7 @@ def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
     found: dict[str, ItemRecord] = {}
     # By item: the ops in it that are under way, and whether each only waits: for a signal, a person, or a moment.
     inside: dict[str, dict[str, bool]] = {}
-    for event in (event for batch in batches for event in batch.events):
+    for event in events_in(batches):
         path = getattr(event, "op", "")
         if not _is_item(path, op) or chunk_range(path) is not None:
             item_path, slash, _ = path[len(op) :].partition("/")
@@ -313,7 +314,7 @@ class ChunkRecord(msgspec.Struct):
 def chunks(batches: Iterable[Batch], op: str) -> list[ChunkRecord]:
     """The chunks of a map that have begun, in their order."""
     found: dict[str, ChunkRecord] = {}
-    for event in (event for batch in batches for event in batch.events):
+    for event in events_in(batches):
         path = getattr(event, "op", "")
         numbers = chunk_range(path) if _is_item(path, op) else None
         if numbers is None:
@@ -332,7 +333,7 @@ def chunks(batches: Iterable[Batch], op: str) -> list[ChunkRecord]:
 def op_statuses(batches: Iterable[Batch]) -> dict[str, str]:
     """What a journal says of each op: of steps, gates, questions, conditions and child runs."""
     found: dict[str, str] = {}
-    for event in (event for batch in batches for event in batch.events):
+    for event in events_in(batches):
         match event:
             case StepStarted() | ChildStarted():
                 found[event.op] = "running"

@@ -9,7 +9,7 @@ from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
 from perdure.engine.turns import Turns
 from perdure.errors import PerdureError, StoreUnavailable
-from perdure.kernel.events import FROM_OUTSIDE, Batch, RunStarted
+from perdure.kernel.events import FROM_OUTSIDE, Batch, RunStarted, events_in
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
@@ -94,7 +94,7 @@ class CatchUp:
     async def _read_tail(self, driver: Driver) -> bool:
         """Read and apply the tail. False if it is not made of external events alone, or does not follow the state."""
         tail = await self._journal.read(driver.run_id, driver.state.next_seq)
-        if not tail or not all(type(event) in FROM_OUTSIDE for batch in tail for event in batch.events):
+        if not tail or not all(type(event) in FROM_OUTSIDE for event in events_in(tail)):
             return False
         caught_up: list[bool] = []
         await self._session.in_callback(lambda: caught_up.append(self._apply(driver, tail)))

@@ -32,7 +32,7 @@ from perdure.errors import (
 from perdure.kernel.claims import claim_in_force, stays_parked
 from perdure.kernel.divergence.recorder import explain_parts, explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs, executing, proceed
-from perdure.kernel.events import Batch, RunClaimed, RunReleased, RunStarted, journal_size
+from perdure.kernel.events import Batch, RunClaimed, RunReleased, RunStarted, events_in, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.history.upgrade import fit_parts
 from perdure.kernel.ids import BUILT_IN, REMOTE
@@ -435,7 +435,7 @@ class Loader:
         Writes nothing, calls no step, and does not begin a body that has not begun. Call it in a callback, not in a
         task.
         """
-        if not any(isinstance(event, RunClaimed) for batch in batches for event in batch.events):
+        if not any(isinstance(event, RunClaimed) for event in events_in(batches)):
             self._check_input(started)
             return
         opened = partial(self._open, started, run_id, batches)

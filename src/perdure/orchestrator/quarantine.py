@@ -21,7 +21,7 @@ import msgspec
 from perdure.engine.driver import Driver
 from perdure.errors import StoreUnavailable
 from perdure.kernel.claims import is_progress, only_waits, owners_without_progress, poisoned
-from perdure.kernel.events import Batch, RunClaimed
+from perdure.kernel.events import Batch, RunClaimed, events_in
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.locks import RunLocks
@@ -232,7 +232,7 @@ class Quarantine:
 
     def committed(self, run_id: str, append: Append) -> None:
         """Something of a run on trial is in the journal."""
-        if run_id in self.on_trial and any(is_progress(event) for batch in append.batches for event in batch.events):
+        if run_id in self.on_trial and any(is_progress(event) for event in events_in(append.batches)):
             self.acquit(run_id)
 
     def acquit(self, run_id: str) -> None:

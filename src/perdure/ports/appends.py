@@ -16,7 +16,7 @@ from perdure.kernel.events import (
     with_value,
 )
 from perdure.kernel.projection import child_rows, row
-from perdure.kernel.state import RunState
+from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Append
 
 # Events whose value the program gets whole, and that the journal may have offloaded.
@@ -35,10 +35,7 @@ def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
 
 def create(run_id: str, batches: Sequence[Batch]) -> Append:
     """The append that brings a run into being with a past."""
-    state = RunState(run_id)
-    for batch in batches:
-        for event in batch.events:
-            state.fold(event, batch.at)
+    state = fold(run_id, batches)
     return Append(run_id, 0, batches, row(state), children=child_rows(state))
 
 

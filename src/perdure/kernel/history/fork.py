@@ -7,7 +7,7 @@ origin. Times are shifted so that the past ends now, and every wait has as long 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +22,10 @@ from perdure.kernel.events import (
     Batch,
     ChildFinished,
     ChildStarted,
-    InputReplaced,
     RunClaimed,
     RunFinished,
     RunForked,
     RunReleased,
-    RunResumed,
     RunStarted,
     RunStatus,
     SignalReceived,
@@ -40,7 +38,10 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    events_in,
     events_with,
+    numbered,
+    started_in,
 )
 from perdure.kernel.ids import address, op_name
 from perdure.kernel.patches import retried_as
@@ -150,7 +151,7 @@ def before(batches: Sequence[Batch], at: str | int) -> Point:
         end = batches[-1].seq + len(batches[-1].events)
         if not 1 <= at <= end:
             raise UsageError(f"at={at}: the run has {end} events, and a fork keeps those before it: 1 to {end}")
-        return Point(_before_end([event for batch in batches for event in batch.events], at))
+        return Point(_before_end([*events_in(batches)], at))
     found = ops(batches)
     op = find(found, at)
     if op.given_up:
@@ -280,18 +281,8 @@ def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
 
 def started_of(batches: Sequence[Batch]) -> RunStarted:
     """The RunStarted of a run, with its replaced input, by name if it was bound, and the version it is pinned to."""
-    started: RunStarted | None = None
-    for _, _, event in numbered(batches):
-        if isinstance(event, RunStarted):
-            started = event
-        elif isinstance(event, InputReplaced) and started is not None:
-            started = event.of(started)
-        elif isinstance(event, RunClaimed):
-            break
+    started = started_in(batches)
     assert started is not None
-    for _, _, event in numbered(batches):
-        if isinstance(event, RunClaimed | RunResumed) and event.version:
-            started = msgspec.structs.replace(started, version=event.version)
     return msgspec.structs.replace(started, input=named_input(started.input, claimed_names(batches)))
 
 
@@ -430,9 +421,3 @@ def _later(event: AnyEvent, moved: float) -> AnyEvent:
 
 def _time_before(batches: Sequence[Batch], seq: int) -> float:
     return max(batch.at for batch in batches if batch.seq < seq)
-
-
-def numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
-    for batch in batches:
-        for seq, event in enumerate(batch.events, batch.seq):
-            yield seq, batch.at, event

@@ -36,8 +36,9 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    numbered,
 )
-from perdure.kernel.history.fork import USED, Op, Value, context_of, end_of, numbered, ops
+from perdure.kernel.history.fork import USED, Op, Value, context_of, end_of, ops
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
 from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.patches import PATCH

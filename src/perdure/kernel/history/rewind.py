@@ -21,8 +21,9 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     SignalReceived,
+    numbered,
 )
-from perdure.kernel.history.fork import Point, before, find, fork, numbered, ops
+from perdure.kernel.history.fork import Point, before, find, fork, ops
 from perdure.kernel.inbound import Accepted, Finished, refuse_redacted
 from perdure.kernel.state import RunState, fold
 
