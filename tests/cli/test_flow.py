@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from perdure import Engine, call
 from perdure.cli.main import main
 from perdure.cli.targets import load
+from perdure.flow import load_flow
+from tests.cli.conftest import Cli
 
 RIGHT = "perdure: 1\nname: right\ninputs: {n: integer}\nsteps: [{id: a, use: value, with: '${{ input.n + 1 }}'}]\n"
 WRONG = "perdure: 1\nname: wrong\nsteps: [{id: a, use: valu, with: yes}]\n"
@@ -154,3 +158,40 @@ def test_a_batch_has_a_row_and_a_result_in_each_line(tmp_path: Path, capsys: pyt
     ):
         assert main([*run, *wrong]) == 2
         assert says in capsys.readouterr().err
+
+
+ASKING = """
+perdure: 1
+name: asking
+inputs: {name: string, n: {type: integer, default: 2}}
+steps:
+  - {id: hello, use: value, with: "hello ${{ input.name }}"}
+  - {id: twice, map: {over: "${{ range(input.n) }}"}, use: value, with: "${{ steps.hello }} ${{ item }}"}
+  - {id: ask, use: approval, with: {request: "${{ steps.twice }}"}}
+output: ${{ steps.ask }}
+"""
+
+
+async def test_inspect_shows_values_in_place_of_variables_without_the_file(cli: Cli) -> None:
+    flow = cli.write("asking.yaml", ASKING)
+    async with Engine(cli.url, [load_flow(flow, python=())]) as engine:
+        await engine.run(call("asking", name="Ann"), id="r")
+    shown = await asyncio.to_thread(cli, "runs", "inspect", "r", "--store", cli.url)
+    assert shown.out.splitlines() == [
+        "asking",
+        "    name = 'Ann'",
+        "    hello = 'hello Ann'",
+        "    twice[0] = 'hello Ann 0'",
+        "    twice[1] = 'hello Ann 1'",
+        "",
+        "asking, waits for ask:0",
+        f"  {flow}:8:10 in ask",
+        '    > - {id: ask, use: approval, with: {request: "${{ steps.twice }}"}}',
+        "    request = ['hello Ann 0', 'hello Ann 1']",
+    ]
+    flow.unlink()
+    tasks = (await asyncio.to_thread(cli, "runs", "inspect", "r", "--at", "twice:0[1]", "--json")).json["tasks"]
+    assert tasks[0]["frames"][0]["variables"].keys() == {"name", "hello", "twice[0]"}
+    assert tasks[1]["frames"][0]["variables"] == {"value": "'hello Ann 1'"}
+    steps = (await asyncio.to_thread(cli, "runs", "steps", "r", "--inputs", "--json")).json
+    assert steps[0]["inputs"] == {"value": "hello Ann"}

@@ -50,7 +50,9 @@ def test_a_graph_is_run_read_and_checked_as_a_workflow_is(cli: Cli) -> None:
     ran = cli("run", "graphs.py:outer", "--input", '{"query": "ab"}', "--id", "o", "--store", cli.url)
     assert (ran.code, ran.json) == (0, {"rag": "abab"})
     tasks = cli("runs", "inspect", "o", "--at", "rag:0/answer:0", "--store", cli.url, "--json").json["tasks"]
-    assert [task["waits_for"] for task in tasks] == ["rag:0", "rag:0/answer:0"]
+    assert [task["waits_for"] for task in tasks] == ["", "rag:0", "", "rag:0/answer:0"]
+    assert tasks[2]["frames"][0]["variables"] == {"query": "'ab'", "embed": "2"}
+    assert tasks[3]["frames"][0]["variables"] == {"query": "'ab'", "embed": "2"}
     assert "> @node" in cli("runs", "inspect", "r", "--at", "answer:0", "--store", cli.url).out
     assert "has ended" in cli("runs", "inspect", "r", "--store", cli.url).err
     assert cli("upgrade-check", "graphs.py", "--store", cli.url).code == 0

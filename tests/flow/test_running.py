@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import AnswerRejected, Engine, NotDecodable, RunStatus, connect, step
+from perdure import AnswerRejected, Engine, NotDecodable, RunStatus, call, connect, step
 from perdure.flow import Flow
 from tests.flow.writing import flow_of, problems_of, run
 
@@ -463,6 +463,15 @@ output: ["${{ steps.input }}", "${{ steps.run }}", "${{ steps.constants }}", "${
     flow = flow_of(tmp_path, text)
     assert (await run(flow, x=1)).output == [1, "r", 2, [5], {"x": 1}]
     assert '["vars"]' in flow.diagram()
+
+
+async def test_inputs_may_be_called_as_parameters_are(tmp_path: Path) -> None:
+    text = "inputs: {self: integer, name: integer, id: integer}\nsteps: [{id: a, use: value, with: '${{ input }}'}]"
+    flow = flow_of(tmp_path, text)
+    given = {"self": 1, "name": 2, "id": 3}
+    async with Engine("memory://", [flow]) as engine:
+        assert (await engine.run(flow(**given))).output == {"a": given}
+        assert (await engine.run(call("test", **given))).output == {"a": given}
 
 
 async def test_another_value_runs_again_what_depends_on_it(tmp_path: Path) -> None:

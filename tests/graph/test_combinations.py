@@ -268,7 +268,7 @@ async def test_checks_differences_and_what_is_under_way(tmp_path: Path) -> None:
         loop.call_soon(look)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [task.waits_for for task in waiting] == ["ask:0"]
+        assert [task.waits_for for task in waiting] == ["", "ask:0"]
 
 
 async def test_a_parked_graph_goes_on_from_before_what_does_not_fit(tmp_path: Path) -> None:

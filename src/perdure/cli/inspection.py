@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import linecache
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +20,13 @@ from perdure.errors import Diverged, UsageError
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.values.codec import Codec
 from perdure.ports.blobs import sources_of
+from perdure.ports.store import definitions_of
 
 if TYPE_CHECKING:
     from perdure.authoring.code.frames import SuspendedTask
     from perdure.cli.targets import Target
     from perdure.kernel.divergence.source import Source
+    from perdure.kernel.policies.versions import Programs
 
 
 def inspect(
@@ -45,18 +48,19 @@ def inspect(
     from perdure.kernel.divergence.repair import Repairs
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, codec, files, sources = asyncio.run(_read(store, id))
-    target = _target(module, started.program, files)
-    programs = Programs(target.programs.values())
+    run_id, started, batches, codec, files, sources, definitions = asyncio.run(_read(store, id))
+    programs = _shown(definitions if module is None else (), started)
+    source = f"the stored definition of {started.program}"
+    if programs is None:
+        target = _target(module, started.program, files)
+        programs, source = Programs(target.programs.values()), target.source
     place = int(at) if at is not None and at.isdecimal() else at
     try:
         found = look(programs, codec, run_id, started, batches, place, max(20, width))
     except Diverged as error:
         # With both sides, where the code of then is known; no change of the code is tried.
         explained = Repairs(programs).repaired(error, batches, sources, lambda others: False)
-        raise Problem(
-            f"{explained}\nThe code in {target.source} is not the code that this run was recorded with"
-        ) from error
+        raise Problem(f"{explained}\nThe code in {source} is not the code that this run was recorded with") from error
     if json:
         write_json({"id": started.id, "run_id": run_id, "at": at, "tasks": found})
     else:
@@ -68,7 +72,10 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
     from perdure.authoring.code.frames import arguments
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, codec, files, _ = asyncio.run(_read(store, id))
+    run_id, started, batches, codec, files, _, definitions = asyncio.run(_read(store, id))
+    programs = _shown(definitions if module is None else (), started)
+    if programs is not None:
+        return arguments(programs, codec, run_id, started, batches)
     try:
         target = _target(module, started.program, files)
         return arguments(Programs(target.programs.values()), codec, run_id, started, batches)
@@ -79,8 +86,11 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
         return {}
 
 
-async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str], dict[str, Source]]:
-    """A run with its journal, the files that its workflow may be in, the likeliest first, and its sources of then."""
+async def _read(
+    store: str, id: str
+) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str], dict[str, Source], Sequence[bytes]]:
+    """A run with its journal, the files that its workflow may be in, the likeliest first, its sources of then, and the
+    definitions of flows."""
     async with Reader(opened(store)) as client:
         view = await view_of(client, id)
         batches = await client.store.journal.read(view.root)
@@ -90,7 +100,16 @@ async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], 
         files = [part.file for source in reversed(sources.values()) for part in source.parts[:1]]
         ops = (getattr(event, "source", "") for batch in batches for event in batch.events)
         files += [op.rpartition(":")[0] for op in ops]
-        return view.root, started, await client.payloads.inflate(batches), client.codec, files, sources
+        whole, definitions = await client.payloads.inflate(batches), await definitions_of(client.store, batches)
+        return view.root, started, whole, client.codec, files, sources, definitions
+
+
+def _shown(definitions: Sequence[bytes], started: RunStarted) -> Programs | None:
+    """The programs of a run of a flow; None for a run of something else."""
+    from perdure.stored import shown
+
+    programs = shown(definitions) if definitions else None
+    return programs if programs is not None and programs.serves(started.program, started.version) else None
 
 
 def _target(module: str | None, program: str, files: Sequence[str]) -> Target:
@@ -118,10 +137,16 @@ def _show(found: Sequence[SuspendedTask], id: str, at: str | None) -> None:
         waits = f", waits for {task.waits_for}" if task.waits_for else ""
         print(("\n" if number else "") + clean(f"{task.program} {task.task}".strip() + waits))
         for frame in task.frames:
-            file, _, line = frame.source.rpartition(":")
-            print(clean(f"  {frame.source} in {frame.function}"))
-            code = linecache.getline(os.path.abspath(file), int(line)).strip() if line.isdecimal() else ""
+            if frame.source:
+                print(clean(f"  {frame.source} in {frame.function}"))
+            code = _line(frame.source)
             if code:
                 print(clean(f"    > {code}"))
             for name, value in frame.variables.items():
                 print(clean(f"    {name} = {value}"))
+
+
+def _line(source: str) -> str:
+    """The text of a line, `file:line` or `file:line:column`, if the file is here."""
+    found = re.fullmatch(r"(.+?):([0-9]+)(?::[0-9]+)?", source)
+    return "" if found is None else linecache.getline(os.path.abspath(found[1]), int(found[2])).strip()

@@ -19,8 +19,8 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, NoSuchRun, UsageError
 from perdure.inherited import check_main, check_process
-from perdure.kernel.events import Batch, ChildStarted, RunStarted
-from perdure.kernel.ids import BATCH, check_asked_id, stored_id
+from perdure.kernel.events import Batch
+from perdure.kernel.ids import check_asked_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
@@ -118,16 +118,6 @@ class StoreClient:
         """The structures that a run and its children were executed with, by id."""
         sources = await sources_of(self.store.blobs, batches)
         return {id: source.structure for id, source in sources.items() if source.structure}
-
-    async def stored_definitions(self, batches: Sequence[Batch]) -> list[bytes]:
-        """The definitions of the programs of a run and its children, as far as those are data."""
-        events = (event for batch in batches for event in batch.events if isinstance(event, RunStarted | ChildStarted))
-        found: list[bytes] = []
-        for name, version in dict.fromkeys((event.program.removesuffix(BATCH), event.version) for event in events):
-            row = await self.store.runs.find(stored_id(name, version))
-            data = None if row is None else await self.store.blobs.get(row[0].input_blob)
-            found += [] if data is None else [data]
-        return found
 
     async def stored_program(self, batches: Sequence[Batch], path: str = "") -> Program | None:
         """The program of a run, or of its child at an op path, from its stored structure; None if it has none."""

@@ -77,7 +77,7 @@ from perdure.kernel.values.items import KEY, Items, parts_of, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import Match, RunFilter, Span
-from perdure.ports.store import Store
+from perdure.ports.store import Store, definitions_of
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Program
@@ -346,7 +346,7 @@ class Queries:
                 payloads = self._base.payloads
                 started, whole = await payloads.with_input(batches), await payloads.inflate(batches)
                 told, missed = self._base.structures, Missed()
-                if definitions := await self._base.stored_definitions(batches):
+                if definitions := await definitions_of(self._base.store, batches):
                     replayed = told.replayed(definitions, run.root or run.run_id, started, whole, missed)
                 if not missed.whole:
                     missed = told.missed(structures, started, whole)

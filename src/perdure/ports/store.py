@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+from perdure.kernel.events import Batch, ChildStarted, RunStarted
+from perdure.kernel.ids import BATCH, stored_id
 from perdure.kernel.policies.durability import Durability
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Journal
@@ -66,3 +68,14 @@ class Store(Protocol):
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement sent to the backend, for measurements; None stops it."""
+
+
+async def definitions_of(store: Store, batches: Sequence[Batch]) -> list[bytes]:
+    """The definitions of the programs of a run and its children, as far as those are data."""
+    events = (event for batch in batches for event in batch.events if isinstance(event, RunStarted | ChildStarted))
+    found: list[bytes] = []
+    for name, version in dict.fromkeys((event.program.removesuffix(BATCH), event.version) for event in events):
+        row = await store.runs.find(stored_id(name, version))
+        data = None if row is None else await store.blobs.get(row[0].input_blob)
+        found += [] if data is None else [data]
+    return found

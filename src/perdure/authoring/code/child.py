@@ -19,7 +19,7 @@ from perdure.kernel.policies.start_options import at_least_one, checked_tags, pl
 T = TypeVar("T")
 
 
-def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
+def call(name: str, /, *args: Any, **kwargs: Any) -> Invocation[Any]:
     """An invocation of a program known only by name."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"call() needs the name of a program, not {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -11,7 +12,17 @@ import msgspec
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
-from perdure.kernel.events import Batch, RunFinished, RunStarted, StepStarted
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    RunFinished,
+    RunStarted,
+    StepStarted,
+    StepSucceeded,
+    WaitResolved,
+)
 from perdure.kernel.history.fork import find, ops
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution
@@ -40,8 +51,8 @@ class FrameText(msgspec.Struct, frozen=True):
 class SuspendedTask(msgspec.Struct, frozen=True):
     """A task of a body that is not done: what it waits for, and its functions, the innermost last.
 
-    Or a node of a graph that has begun and not ended: the op that is waited for. `task` is the op path that its ops
-    begin with; none for the body itself.
+    Or a graph or a flow, with its values; and each of its nodes that has begun and not ended, with what it was given.
+    `task` is the op path that its ops begin with; none for the body itself.
     """
 
     program: str
@@ -71,16 +82,17 @@ def inspect(
 
     Up to an op is: until right before its outcome, where the body waits for it. Drives bodies, so call it from no task.
     """
-    end = _end(batches, at)
+    end, before = _end(batches, at), list[AnyEvent]()
     replay = open_replay(programs, run_id, started, codec, batches)
     try:
         for batch in batches:
             for seq, event in enumerate(batch.events, batch.seq):
                 if seq < end:
                     replay.fold(event, batch.at)
-        found = _suspended(started.program, "", replay.execution, width)
+                    before.append(event)
+        found = _suspended(started.program, "", replay, replay.execution, before, width)
         for path, child in replay.children.items():
-            found += _suspended(replay.state.children[path].started.program, path, child, width)
+            found += _suspended(replay.state.children[path].started.program, path, replay, child, before, width)
         return found
     finally:
         replay.close()
@@ -150,15 +162,21 @@ def _end(batches: Sequence[Batch], at: str | int | None) -> int:
     return end if ended is None else min(ended, end)
 
 
-def _suspended(program: str, path: str, execution: Execution, width: int) -> list[SuspendedTask]:
+def _suspended(
+    program: str, path: str, replay: Replay, execution: Execution, before: Sequence[AnyEvent], width: int
+) -> list[SuspendedTask]:
     prefix = f"{path}/" if path else ""
+    found = []
     if not isinstance(execution, Body):
         nodes: dict[str, Any] = getattr(execution, "under_way", dict)()
-        return [
-            SuspendedTask(program, path, prefix + op, (FrameText(node.name, node.where, {}),))
-            for op, node in nodes.items()
-        ]
-    found = []
+        values = {name: _text(value, width) for name, value in _values(path, replay, before).items()}
+        found.append(SuspendedTask(program, path, "", (FrameText(program, "", values),)))
+        for op, node in nodes.items():
+            given = {name: _text(value, width) for name, value in _given(prefix + op, replay).items()}
+            began = replay.state.ops.get(prefix + op)
+            where = began.source if began is not None and began.source else node.where
+            found.append(SuspendedTask(program, path, prefix + op, (FrameText(node.name, where, given),)))
+        return found if nodes else []
     for task in execution.loop.tasks():
         waits_for = _waits_for(task)
         frames = tuple(_frame_text(frame, width) for frame in waiting_frames(task.body))
@@ -167,6 +185,38 @@ def _suspended(program: str, path: str, execution: Execution, width: int) -> lis
             SuspendedTask(program, (prefix + name).rstrip("/"), prefix + waits_for if waits_for else "", frames)
         )
     return found
+
+
+def _values(path: str, replay: Replay, before: Sequence[AnyEvent]) -> dict[str, Any]:
+    """The inputs of a program whose ops are nodes, and the values that those have made; of a map by item."""
+    started = replay.state.children[path].started if path else replay.state.started
+    assert started is not None
+    found: dict[str, Any] = {}
+    with suppress(msgspec.MsgspecError):
+        found |= msgspec.json.decode(started.input, type=dict[str, Any])
+    prefix = f"{path}/" if path else ""
+    for event in before:
+        if not isinstance(event, StepSucceeded | WaitResolved | ChildFinished) or not event.op.startswith(prefix):
+            continue
+        if isinstance(event, WaitResolved) and not event.brings_value:
+            continue
+        name, _, turn = event.op.removeprefix(prefix).partition(":")
+        if "/" not in turn and "/" not in name and event.value:
+            found[name + turn[turn.find("[") :] if "[" in turn else name] = msgspec.json.decode(event.value)
+    return found
+
+
+def _given(op: str, replay: Replay) -> dict[str, Any]:
+    """What an op that is under way was given: arguments, or the request of a question."""
+    if op in replay.open_steps:
+        command = replay.open_steps[op]
+        return by_name(names_of(command), command.inputs)
+    if op in replay.state.children:
+        started = replay.state.children[op].started
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(started.input, type=dict[str, Any])
+    opened = replay.state.ops[op].opened if op in replay.state.ops else None
+    return {} if opened is None or opened.request == NULL else {"request": msgspec.json.decode(opened.request)}
 
 
 def _waits_for(task: BodyTask) -> str:

@@ -108,7 +108,7 @@ class Flow(DataflowProgram):
             name: Raw(msgspec.json.encode(one.default)) for name, one in self._inputs.items() if one.has_default
         }
 
-    def __call__(self, **inputs: Any) -> Invocation[Any]:
+    def __call__(self, /, **inputs: Any) -> Invocation[Any]:
         """What to run, with its inputs; give it to `start` or `run`."""
         self._check_names(inputs)  # a wrong call fails here, at the user's line
         return to_await(Called(self.name, self, (), inputs), sys._getframe(1), f"{self.name}(...)")
