@@ -569,8 +569,8 @@ class LoopLimit(PerdureError):
         self.entry, self.gate, self.rounds = entry, gate, rounds
         by = f"the gate {gate!r} chose it" if gate else "its nodes made a value for it"
         super().__init__(
-            f"the loop that begins at {entry!r} has had {rounds:,} rounds, and {by} again. If it may have more, give "
-            "Graph(max_rounds=...) a higher number and retry the run, or retry it with max_rounds=..."
+            f"the loop that begins at {entry!r} has had {rounds:,} rounds, and {by} again. If it may have more, retry "
+            "the run with max_rounds=..., or raise the limit: Graph(max_rounds=...), or `max` of a flow's `repeat`"
         )
 
 

@@ -17,10 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from perdure.authoring.flow.editor_schema import schema as flow_schema
-from perdure.authoring.flow.flow import Access, Flow, load
+from perdure.authoring.flow.flow import Flow, load
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
 from perdure.settings.load import load_settings
+from perdure.stored import access
 
 __all__ = ["Flow", "FlowInvalid", "FlowProblem", "flow_schema", "load_flow"]
 
@@ -43,6 +44,6 @@ def load_flow(
     allowed = load_settings().flows or Flows() if None in (python, http, shell) else Flows()
     allowed = replace(allowed, **{name: value for name, value in given.items() if value is not None})
     try:
-        return load(os.fspath(path), Access(allowed, components or {}))
+        return load(os.fspath(path), access(allowed, components))
     except OSError as error:
         raise UsageError(f"the flow {os.fspath(path)} cannot be read: {error.strerror or error}") from error

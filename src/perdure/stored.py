@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from perdure.settings.load import load_settings
 
 if TYPE_CHECKING:
     from perdure.authoring.dataflow.manifest import StoredProgram
+    from perdure.authoring.flow.flow import Access
     from perdure.kernel.program import Program
 
 
@@ -31,11 +32,11 @@ class StoredPrograms(Structures):
 
     def defined(self, definition: bytes, like: Program | None) -> Program:
         """The flow of a definition."""
-        from perdure.authoring.flow.flow import Access, Flow, define
+        from perdure.authoring.flow.flow import Flow, define
 
         if isinstance(like, Flow):
             return define(definition, like.access)
-        return define(definition, Access(self._flows or load_settings().flows or Flows()))
+        return define(definition, access(self._flows or load_settings().flows or Flows()))
 
     def replayed(
         self, definitions: Sequence[bytes], run_id: str, started: RunStarted, batches: Sequence[Batch], missed: Missed
@@ -71,6 +72,14 @@ class StoredPrograms(Structures):
 
         found = program_at(_programs(structures), batches, path)
         return StoredGraph(found.manifest) if found is not None and found.plan is not None else None
+
+
+def access(allowed: Flows, components: Mapping[str, Callable[..., Any]] | None = None) -> Access:
+    """What a flow may use: by the settings, functions given by name, and the component that needs an engine."""
+    from perdure.authoring.flow.flow import Access
+    from perdure.engine.blob_step import blob
+
+    return Access(allowed, {"blob": blob, **(components or {})})
 
 
 def shown(definitions: Iterable[bytes]) -> Programs:

@@ -97,7 +97,7 @@ async def test_arguments_that_do_not_fit_are_the_outcome_of_the_step(store: Memo
         return ""
 
     async with Engine(store, [flow], recovery=AT_ONCE) as engine:
-        assert "the arguments of add:0" in await (await engine.start(flow())).result()
+        assert "the argument a of add:0" in await (await engine.start(flow())).result()
 
 
 async def test_what_was_made_ready_begins_once_though_the_store_refuses_at_first(store: MemoryStore) -> None:

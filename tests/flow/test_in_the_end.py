@@ -191,6 +191,49 @@ steps:
     assert seen.texts == ["inner succeeded", "break", "fine"]
 
 
+async def test_a_flow_in_a_flow_has_a_workspace_of_its_own(tmp_path: Path) -> None:
+    inner = """
+workspace: {root: work}
+steps:
+  - {id: pull, use: pull, with: {folder: "${{ run.workspace }}"}}
+  - {id: told, use: value, with: "${{ run.id }} ${{ steps.pull }}"}
+"""
+    outer = """
+workspace: {root: work, cleanup: always}
+steps:
+  - {id: own, use: pull, with: {folder: "${{ run.workspace }}"}}
+  - {id: pages, map: {over: [1, 2]}, use: "flow:./inner.yaml", after: [own], with: {}}
+  - {id: copy, use: copy, after: [pages], with: {path: "${{ steps.own }}", text: fine}}
+output: ["${{ steps.copy }}", "${{ steps.pages }}"]
+"""
+    outer = outer.replace(", with: {}}", "}").replace(
+        '"flow:./inner.yaml"', '"flow:./inner.yaml", with: {n: "${{ item }}"}'
+    )
+    components = {"pull": pull, "copy": copy}
+    flow_of(tmp_path, inner.replace("steps:", "inputs: {n: integer}\nsteps:"), "inner.yaml", components=components)
+    flow = flow_of(tmp_path, outer, components=components)
+    keep = tmp_path / "work" / "another"
+    keep.mkdir(parents=True)
+    (copied, pages) = (await run(flow)).output
+    assert copied == "rows"
+    folders = [f"r%2Fpages:0[{n}]" for n in range(2)]
+    assert [page["told"].split(" ")[0] for page in pages] == [f"r/pages:0[{n}]" for n in range(2)]
+    assert [Path(page["told"].split(" ")[1]).parent.name for page in pages] == [
+        workspace.folder_of(f"r/pages:0[{n}]") for n in range(2)
+    ]
+    assert len(set(folders)) == 2
+    assert list((tmp_path / "work").iterdir()) == [keep]
+
+
+async def test_a_fork_leaves_the_workspace_to_the_run_it_came_from(tmp_path: Path) -> None:
+    flow = flow_of(tmp_path, WORK.replace("CLEANUP", "on_success"), components={"pull": pull, "copy": copy})
+    async with Engine("memory://", [flow]) as engine:
+        assert (await engine.run(flow(text="break"), id="r")).status is RunStatus.FAILED
+        fork = await engine.fork("r", at="load:0", inputs={"text": "fine"}, new_id="other")
+        assert await fork.result() == "rows"
+        assert (tmp_path / "work" / "r" / "rows").exists()
+
+
 @pytest.mark.parametrize("id", ["..", ".", "a/../../b", "/etc", "x" * 250, "é/\\~$", ".hidden", "a%2Fb"])
 def test_a_workspace_is_one_folder_below_its_root_whatever_the_id(tmp_path: Path, id: str) -> None:
     (tmp_path / "keep").write_text("", encoding="utf-8")
@@ -219,9 +262,12 @@ def test_what_is_removed_is_never_outside_of_the_root(tmp_path: Path) -> None:
     assert not made.is_symlink()
     (tmp_path / "root").rmdir()
     (tmp_path / "root").symlink_to(outside, target_is_directory=True)
-    for path, id in ((made, "r"), (outside / "r" / "..", ".."), (outside / "r", "other")):
-        with pytest.raises(UsageError, match="it is not removed"):
-            workspace.remove(str(path), id)
+    with pytest.raises(UsageError, match="it is not removed"):
+        workspace.remove(str(made), "r")
+    for path, id in ((outside / "r" / "..", ".."), (outside / "r", "other"), (tmp_path, "x"), (f"{tmp_path}/", "x")):
+        assert not workspace.remove(str(path), id)
+    with pytest.raises(UsageError, match="without an id"):
+        workspace.remove(f"{tmp_path}/", "")
     assert (outside / "r" / "keep").exists()
 
 

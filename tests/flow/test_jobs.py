@@ -187,7 +187,7 @@ workspace: {cleanup: later}
         "16:17 error F005 a job has no key 'colour'; "
         "there is after, description, id, in_order, lock, needs, steps, when",
         "17:13 error F012 'x' is a step of another job: write jobs.a.x",
-        "17:28 error F013 unknown value of a run 'status' in ${{ run.status }}; there is id",
+        "17:28 error F013 unknown value of a run 'status' in ${{ run.status }}; there is id, started_at",
         "18:42 error F012 unknown step of the job a 'x' in ${{ jobs.a.x }}; there is none",
         "18:68 error F002 on_no_data: skip_job is for the steps of a job",
         "19:12 error F006 workspace needs the key 'root'",

@@ -193,7 +193,7 @@ OK = "steps: [{id: a, use: 'python:securitymine.mine', with: {n: 1}}]"
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("steps: [{id: a, use: value, with: '${{ env.HOME }}'}]", "F011"),
+        ("steps: [{id: a, use: value, with: '${{ env.HOME }}'}]", "F013"),
         ("steps: [{id: a, use: value, with: '${{ secrets.HOME }}'}]", "F013"),
         ("variables: {t: {secret: T}}\nsteps: [{id: a, use: value, with: '${{ secrets.HOME }}'}]", "F013"),
         ("variables: {t: {secret: T}}\nsteps: [{id: a, use: value, with: 1}]\noutput: ${{ secrets.T }}", "F014"),

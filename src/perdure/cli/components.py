@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -13,6 +15,7 @@ from perdure.cli.options import AsJson, settings
 from perdure.cli.output import clean, first_line, table, write_json
 from perdure.config import Flows
 from perdure.kernel.values.codec import Codec
+from perdure.stored import access
 
 app = App(name="components", help="See what steps of flows can use.")
 
@@ -46,11 +49,18 @@ def show(name: Annotated[str, Parameter(help="A component, as `use:` names it.")
 
 
 def _components() -> Components:
-    return Components(settings().flows or Flows(), {}, "", _no_files)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as for flows: what is allowed may be here
+    found = access(settings().flows or Flows())
+    return Components(found.allowed, found.components, "", _no_files, _no_definition)
 
 
 def _no_files(shown: str) -> NoReturn:
     raise Problem(f"{shown} is a flow; look at it with perdure flow check")
+
+
+def _no_definition(definition: bytes) -> NoReturn:
+    raise Problem("a flow that a step makes is not here before that step has run")
 
 
 def _find(components: Components, name: str) -> Component:

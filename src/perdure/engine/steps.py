@@ -7,7 +7,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import BrokenExecutor, Executor
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+import msgspec
+from msgspec import Raw
 
 from perdure.engine.executor_call import Job, Raised
 from perdure.engine.fallback import fall_back
@@ -18,10 +21,10 @@ from perdure.engine.secrets import Secrets
 from perdure.engine.step_context import AttemptOwner, StepContext, current
 from perdure.engine.streams import drain, drain_in_thread
 from perdure.engine.threads import DEFAULT_THREADS, Threads
-from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
+from perdure.errors import ExecutorBroken, HeartbeatTimeout, NotDecodable, StepTimeout
 from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.plan import Call
-from perdure.kernel.values.arguments import argument_types
+from perdure.kernel.values.arguments import argument_types, names_of
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import REFERENCE
 from perdure.kernel.values.raised import contained, pressed
@@ -433,10 +436,23 @@ class StepRunner:
     def _arguments(self, command: RunStep) -> tuple[list[Any], dict[str, Any]]:
         """The arguments decoded from their stored form, as they would be after a crash."""
         inputs = command.inputs if not command.spec.secrets else self.secrets.put_in(command)
-        values = self._codec.decode(inputs, self._types(command), f"the arguments of {command.op}")
+        try:
+            values = self._codec.decode(inputs, self._types(command), f"the arguments of {command.op}")
+        except NotDecodable as error:
+            raise self._of_one(command, inputs) or error from None
         if not command.keywords:
             return values, {}
         return values[: command.positional], dict(zip(command.keywords, values[command.positional :], strict=True))
+
+    def _of_one(self, command: RunStep, inputs: bytes) -> NotDecodable | None:
+        """Why arguments cannot be decoded, by the name of the first that cannot."""
+        given = msgspec.json.decode(inputs, type=list[Raw])
+        for name, annotation, value in zip(names_of(command), get_args(self._types(command)), given, strict=False):
+            try:
+                self._codec.decode(value, annotation, f"the argument {name.lstrip('*=')} of {command.op}")
+            except NotDecodable as error:
+                return error
+        return None
 
     def _types(self, command: RunStep) -> Any:
         if not command.positional and not command.keywords:

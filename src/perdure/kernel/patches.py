@@ -122,6 +122,11 @@ class PatchHistory:
             self.begun,
         )
 
+    @property
+    def forked(self) -> bool:
+        """Whether a part of the journal was recorded by the origin of a fork."""
+        return bool(self._forks)
+
     def context(self) -> RunContext | None:
         """The run that the code sees as its own: the origin while it repeats the past of an origin, else this run."""
         state = self._state

@@ -530,15 +530,16 @@ class Replay:
             return
         child_context = self._child_context
         program = command.own if command.embedded else child_context.programs.find(event.program, event.version)
-        exact = 0 if self.state.started is None else min(self.state.started.exact, 1)
+        root = self.state.started
+        exact = 0 if root is None else min(root.exact, 1)
         started = RunStarted(
-            event.id,
+            event.id or (event.op if root is None else f"{root.id}/{event.op}"),
             event.program,
             event.version,
             event.input,
             recorded=self._recorded.get(event.op),
             exact=exact,
-            max_rounds=None if self.state.started is None else self.state.started.max_rounds,
+            max_rounds=None if root is None else root.max_rounds,
             structure=event.structure or command.structure,
         )
         past = child_context.past.within(event.op)

@@ -8,11 +8,12 @@ import msgspec
 
 from perdure.assembly import Engine
 from perdure.authoring.flow.definition import CaseDef
-from perdure.authoring.flow.flow import Access, load
+from perdure.authoring.flow.flow import load
 from perdure.client.views import RunResult, StepView
 from perdure.config import Flows
 from perdure.errors import NotDecodable
 from perdure.kernel.events import RunStatus, StepStatus
+from perdure.stored import access
 
 # What a test calls the status of a run.
 _STATUSES = {RunStatus.COMPLETED: "succeeded", RunStatus.BAILED: "succeeded"}
@@ -28,11 +29,11 @@ class CaseOutcome(msgspec.Struct, frozen=True):
 
 async def run_tests(path: str, allowed: Flows) -> list[CaseOutcome]:
     """The outcomes of all tests of a flow, each in an engine of its own. Raises FlowInvalid."""
-    return [await _run(path, allowed, test) for test in load(path, Access(allowed)).tests]
+    return [await _run(path, allowed, test) for test in load(path, access(allowed)).tests]
 
 
 async def _run(path: str, allowed: Flows, test: CaseDef) -> CaseOutcome:
-    flow = load(path, Access(allowed), test.mock)
+    flow = load(path, access(allowed), test.mock)
     try:
         async with Engine("memory://", [flow]) as engine:
             result = await engine.run(flow(**test.input), id="test")

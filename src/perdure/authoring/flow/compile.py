@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
@@ -43,15 +44,16 @@ from perdure.kernel.policies.retry import Retry
 # Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself. No step
 # has a dot in its id.
 INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
-# The step that reads variables of the environment, and its value.
+# The step that reads variables of the environment, and its value; and the one that reads the clock.
 VARIABLES = "vars"
+STARTED, READ_CLOCK = ".started_at", "run.started_at"
 # What follows the id of a step that is repeated in the name of the gate that leads back to it.
 UNTIL = ".until"
 # And in the name of what runs if it fails.
 ON_ERROR = ".on_error"
-ROOTS = ("input", "steps", "jobs", "vars", "run", "secrets")
+ROOTS = ("input", "steps", "jobs", "vars", "env", "run", "secrets")
 # Of a run, what is no part of RUN.
-_RUN = {"workspace": WORKSPACE, "status": STATUS}
+_RUN = {"started_at": STARTED, "workspace": WORKSPACE, "status": STATUS}
 # Items of a map are never run in chunks: expressions take the list of results, and not a reference to it.
 NO_CHUNKS = 1 << 62
 
@@ -101,6 +103,10 @@ class Scope:
         if root == "run":
             self._check(reference, name, self._run_keys(), "F013", "value of a run")
             return (self._at(_RUN[name]), path[1:]) if name in _RUN else (self._at(RUN), path)
+        if root == "env":
+            named = {one.env: variable for variable, one in self._flow.variables.items() if one.env}
+            self._check(reference, name, named, "F013", "variable of the environment")
+            return self._at(VARIABLES), (named[name], *path[1:])
         self._check(reference, name, self._flow.variables, "F013", "variable")
         return self._at(VARIABLES if self._flow.variables[name].env else CONSTANTS), path
 
@@ -129,7 +135,7 @@ class Scope:
         return self._at(f"{name}.{step}"), reference.path[2:]
 
     def _run_keys(self) -> list[str]:
-        found = ["id"]
+        found = ["id", "started_at"]
         if self._flow.workspace is not None:
             found.append("workspace")
         return [*found, "status"] if self._job is not None and self._job.id == FINALLY else found
@@ -203,6 +209,8 @@ class Compiler:
         ]
         if VARIABLES in used:
             drafts.append(_variables(flow.variables))
+        if STARTED in used:
+            drafts.insert(0, _clock())
         if WORKSPACE in used:
             drafts.append(self._workspace())
         if made is None and flow.jobs:
@@ -389,7 +397,7 @@ class Compiler:
         if step.on_error == "skip" or isinstance(step.on_error, OtherDef):
             node = msgspec.structs.replace(node, on_error="skip" if step.on_error == "skip" else "instead")
         if step.repeat is not None and not mocked:
-            node = msgspec.structs.replace(node, max_rounds=step.repeat.most)
+            node = msgspec.structs.replace(node, max_rounds=step.repeat.most or self._flow.max_rounds)
         if step.skips_job:
             node = msgspec.structs.replace(node, skips_rest=True)
         return Draft(
@@ -692,6 +700,16 @@ def _variables(variables: Mapping[str, VariableDef]) -> Draft:
 
     spec = _spec(vars, VARIABLES)
     return Draft(Node(VARIABLES, "step", outputs=(VARIABLES,), spec=spec), (), (Made(VARIABLES),))
+
+
+def _clock() -> Draft:
+    """The step that reads the clock, once in a run."""
+
+    def started_at() -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    spec = _spec(started_at, READ_CLOCK)
+    return Draft(Node(READ_CLOCK, "step", outputs=(STARTED,), spec=spec), (), (Made(STARTED),))
 
 
 def _spec(function: Callable[..., Any], name: str, **options: Any) -> StepSpec:

@@ -53,10 +53,10 @@ class MapDef(msgspec.Struct, frozen=True):
 
 
 class RepeatDef(msgspec.Struct, frozen=True):
-    """Until when a step is repeated, and how often at most."""
+    """Until when a step is repeated, and how often at most; None: as the flow says."""
 
     until: Item
-    most: int
+    most: int | None
 
 
 class OtherDef(msgspec.Struct, frozen=True):
@@ -154,6 +154,8 @@ class FlowDef(msgspec.Struct, frozen=True):
     on_failure: Literal["stop", "continue"]
     # Whether only those steps run that the output needs.
     lazy: bool
+    # How often a step is repeated at most, unless it says so.
+    max_rounds: int
     # The tree without places, descriptions and what does not matter for a run.
     canonical: dict[str, Any]
 
@@ -172,6 +174,7 @@ FLOW_KEYS = {
     "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
     "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
     "execution": "`all` runs every step; `lazy` runs what the output needs, and steps with must_run.",
+    "max_rounds": "How often a step with `repeat` is repeated at most, unless it says `max`: 1000.",
     "finally": "Steps that run in the end, in this order, whatever has happened; run.status says what.",
     "workspace": "A folder in which each run has one of its own, run.workspace, and when that is removed.",
 }
@@ -211,7 +214,7 @@ CLEANUPS = ("on_success", "always", "never")
 LOCK_TTL = 30.0
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
 REPEAT_KEYS = ("until", "max")
-# How often a step is repeated at most, unless it says so.
+# How often a step is repeated at most, unless the flow says so.
 MOST_ROUNDS = 1000
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")

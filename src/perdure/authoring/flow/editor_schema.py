@@ -106,6 +106,7 @@ def schema() -> dict[str, Any]:
         "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
         "on_failure": {"enum": ["stop", "continue"]},
         "execution": {"enum": ["all", "lazy"]},
+        "max_rounds": {"type": "integer", "minimum": 1},
         "finally": steps,
         "workspace": _object(workspace, ("root",)),
     }

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -18,7 +18,7 @@ from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.program import DataflowProgram
-from perdure.authoring.dataflow.values import input_by_name
+from perdure.authoring.dataflow.values import Value, input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
 from perdure.authoring.flow.components import Components, NoComponent, ShownComponents
 from perdure.authoring.flow.definition import FlowDef, InputDef
@@ -30,7 +30,8 @@ from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.config import Flows
 from perdure.errors import FlowProblem, NotDecodable
-from perdure.kernel.events import RunStarted
+from perdure.kernel.commands import UNDECODED, Command
+from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
@@ -67,6 +68,24 @@ class FlowDependence(Dependence):
     def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
         """The ops that depend on an input of the flow."""
         return super().taking(INPUT + name, ops) | super().taking(INPUTS, ops)
+
+
+class ForkedExecution(DataflowExecution):
+    """A run of a flow with the past of another: while it repeats that, it has the id of the other."""
+
+    def _take_input(self, event: RunClaimed) -> None:
+        super()._take_input(event)
+        self._take_id()
+
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
+        """Apply one fact, and return the commands of the nodes whose turn it is."""
+        self._take_id()
+        return super().advance(event, at, decoded)
+
+    def _take_id(self) -> None:
+        context = self._past.context()
+        if context is not None:
+            self._input[RUN] = Value(msgspec.json.encode({"id": context.id}))
 
 
 class Flow(DataflowProgram):
@@ -201,9 +220,8 @@ class Flow(DataflowProgram):
         values[INPUTS] = Raw(msgspec.json.encode(given))
         values[CONSTANTS] = self._constants
         values[RUN] = Raw(msgspec.json.encode({"id": started.id}))
-        return DataflowExecution(
-            self.plan, msgspec.structs.replace(started, input=Raw(msgspec.json.encode(values))), codec, past
-        )
+        kind = ForkedExecution if past.forked else DataflowExecution
+        return kind(self.plan, msgspec.structs.replace(started, input=Raw(msgspec.json.encode(values))), codec, past)
 
     def diagram(self, *, format: Format = "mermaid", depth: int | None = None) -> str:
         """The flow as text that mermaid, or Graphviz with `format="dot"`, draws."""

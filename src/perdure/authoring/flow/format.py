@@ -78,6 +78,10 @@ class _Reader:
             add(root.mark, "F006", "a flow begins with the version of its format: `perdure: 1`")
         elif version.value != VERSION or isinstance(version.value, bool):
             add(version.mark, "F002", f"the version of the format is {VERSION}; this is {version.plain()!r:.40}")
+        elif next(iter(root.value)) != "perdure":
+            self._problems.warn(
+                root.keys["perdure"], "F006", "`perdure: 1` comes first, so that a reader knows the rest"
+            )
         self._keys(root, FLOW_KEYS, "a flow", ("name",))
         jobs = "jobs" in root.value
         if jobs and "steps" in root.value:
@@ -108,6 +112,7 @@ class _Reader:
             self._get(root, "tests", self._tests) or (),
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
             self._get(root, "execution", lambda item: self._execution(item, jobs)) or False,
+            self._get(root, "max_rounds", lambda item: self._count(item, 1)) or MOST_ROUNDS,
             _canonical(root.plain()),
         )
 
@@ -337,7 +342,7 @@ class _Reader:
     def _repeat(self, item: Item) -> RepeatDef | None:
         if not self._is_object(item, "repeat") or not self._keys(item, REPEAT_KEYS, "repeat", ("until",)):
             return None
-        return RepeatDef(item.value["until"], self._get(item, "max", lambda one: self._count(one, 1)) or MOST_ROUNDS)
+        return RepeatDef(item.value["until"], self._get(item, "max", lambda one: self._count(one, 1)))
 
     def _tolerate(self, item: Item) -> float | None:
         if isinstance(item.value, str) and (found := SHARE.fullmatch(item.value)) and float(found[1]) <= 100:

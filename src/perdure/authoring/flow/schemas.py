@@ -18,7 +18,7 @@ def validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     import jsonschema_rs
 
     try:
-        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse)
+        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse, validate_formats=True)
     except ValueError as error:
         raise UsageError(f"this is no JSON Schema: {str(error).partition(chr(10))[0]}") from None
 

@@ -21,7 +21,9 @@ _LONGEST = 100
 
 
 def folder_of(id: str) -> str:
-    """The name of the folder of a run: one name, whatever characters its id has."""
+    """The name of the folder of a run: one name, whatever characters its id has. Raises UsageError without an id."""
+    if not id:
+        raise UsageError("a run without an id has no workspace")
     name = quote(id, safe=" @=+,")
     name = re.sub(r"^\.", "%2E", name)  # neither hidden nor the folder above
     return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{sha256(id.encode()).hexdigest()[:16]}"
@@ -38,10 +40,16 @@ def make(root: str, id: str) -> str:
 
 
 def remove(path: str, id: str) -> bool:
-    """Remove the workspace of a run; whether there was one. Raises UsageError if the path is not that of one."""
+    """Remove the workspace of a run; whether it had one.
+
+    A fork goes on in the workspace of the run that it has its past from, and leaves it there. Raises UsageError if the
+    path leads elsewhere by now.
+    """
     root, name = os.path.split(path)
-    if name != folder_of(id) or os.path.realpath(root) != root:
-        raise UsageError(f"{path} is not the workspace of {id!r}, or leads elsewhere by now; it is not removed")
+    if name != folder_of(id):
+        return False
+    if os.path.realpath(root) != root:
+        raise UsageError(f"{path} leads elsewhere by now; it is not removed")
     if os.path.islink(path):
         os.unlink(path)
         return True
