@@ -395,12 +395,12 @@ async def test_whoever_waits_for_a_run_that_is_gone_is_told(tmp_path: Path) -> N
         pass_time(engine, 1)
         async with connect(engine.store.url) as client:
             client.watch._config = SubscriptionsConfig(existence_interval=0.0)
-            waiting = asyncio.ensure_future(client.watch.ended(run.run_id + "x"))
+            waiting = asyncio.ensure_future(client.watch.wait_for_end(run.run_id + "x"))
             with pytest.raises(NoSuchRun):
                 await waiting
             await engine.prune(0, "bailed")
             with pytest.raises(NoSuchRun):
-                await client.watch.ended(run.run_id)
+                await client.watch.wait_for_end(run.run_id)
 
 
 def test_code_that_does_not_await_prunes_as_well(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def pages(fn: Any = fetch, **options: Any) -> Graph[..., Any]:
 async def chunks_ended(engine: Engine, run_id: str) -> None:
     """Wait until the runs of the chunks have ended, which report their outcomes before."""
     for row, _ in await engine._base.store.runs.list(RunFilter(parent=run_id)):
-        await engine._base.watch.ended(row.run_id)
+        await engine._base.watch.wait_for_end(row.run_id)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ async def test_a_deadline_ends_the_chunks_too() -> None:
         assert (await handle.outcome()).status is RunStatus.FAILED
         chunk = await engine.get(f"{handle.run_id}/fetch:0[0-1]")
         assert chunk is not None
-        await engine._base.watch.ended(chunk.run_id)
+        await engine._base.watch.wait_for_end(chunk.run_id)
 
 
 async def test_each_item_of_a_chunk_asks_for_itself_and_is_answered_through_the_run() -> None:

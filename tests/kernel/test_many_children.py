@@ -28,7 +28,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.inbound import ended
+from perdure.kernel.inbound import final_status
 from perdure.kernel.misfits import check_inbox
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.plan import deliver, plan, wake
@@ -290,4 +290,4 @@ def test_an_item_of_a_map_has_no_row_and_leaves_nothing_behind() -> None:
         state.fold(event, 1.0)
     assert [row.run_id for row in child_rows(state)] == ["r1/kid:0"]
     assert (state.ended, state.children) == ({}, {})
-    assert ended(state, "each:0[7]") is ended(state, "kid:0") is DONE
+    assert final_status(state, "each:0[7]") is final_status(state, "kid:0") is DONE

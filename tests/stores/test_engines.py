@@ -291,7 +291,7 @@ async def test_an_engine_takes_over_from_one_that_leaves_beside_it(place: Place)
         await eventually(lambda: len(calls) == 2)
         gates["held"].set()
         async with connect(place) as client:
-            assert (await client.watch.ended(run_id)).status is RunStatus.COMPLETED
+            assert (await client.watch.wait_for_end(run_id)).status is RunStatus.COMPLETED
 
 
 async def test_a_run_is_cancelled_from_elsewhere(place: Place) -> None:

@@ -330,7 +330,7 @@ async def test_an_engine_hears_of_work_after_its_connection_has_ended(postgres_u
             # Somebody else leaves a run for whoever is there.
             started = History("r1", id="it", program=flow.name, input=msgspec.Raw(b"[3]"), not_before=1.0)
             await write_all(other, started.begin())
-        row = await asyncio.wait_for(engine.watch.ended("r1"), PATIENCE)
+        row = await asyncio.wait_for(engine.watch.wait_for_end("r1"), PATIENCE)
         assert bytes(row.output) == b"3"
 
 

@@ -175,7 +175,7 @@ async def test_a_signal_from_another_process_wakes_a_run(postgres_url: str) -> N
                 while not [row for row, _ in await client.store.runs.list(RunFilter()) if row.status == "waiting"]:
                     await asyncio.sleep(0)
             await client.signal("it", "go", 7)
-            row = await asyncio.wait_for(client.watch.ended(run.run_id), PATIENCE)
+            row = await asyncio.wait_for(client.watch.wait_for_end(run.run_id), PATIENCE)
             assert bytes(row.output) == b"7"
         assert await run.result(PATIENCE) == 7
 

@@ -61,7 +61,7 @@ async def test_lists_and_counts_come_from_an_index(store: PostgresStore, monkeyp
         assert index in plan, plan
         assert "Seq Scan" not in plan, plan
         assert "Sort" not in plan, plan
-    for ask in (lambda runs: runs.counts(100), lambda runs: runs.ended(Span(0.0, 9.0, 3), None, 100)):
+    for ask in (lambda runs: runs.counts(100), lambda runs: runs.count_ended(Span(0.0, 9.0, 3), None, 100)):
         plan = await plan_of(store, ask, monkeypatch)
         assert "Index Only Scan" in plan, plan
         assert "Seq Scan" not in plan, plan

@@ -97,7 +97,7 @@ async def test_a_damaged_row_is_listed_with_what_is_wrong(store: RedisStore, key
     ended = {one.run_id: one for one in await store.runs.finished(["r1", "r2"])}
     assert isinstance(ended["r1"], Corrupt)
     assert not isinstance(ended["r2"], Corrupt)
-    assert [one.run_id for one in await store.upkeep.ended(1e11, [RunStatus.COMPLETED], 10)] == ["r2"]
+    assert [one.run_id for one in await store.upkeep.list_ended(1e11, [RunStatus.COMPLETED], 10)] == ["r2"]
 
 
 async def test_timers_of_rows_that_were_damaged_and_mended_do_not_stay(store: RedisStore, keys: Any) -> None:

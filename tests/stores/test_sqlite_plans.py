@@ -56,7 +56,7 @@ async def test_few_among_many_are_found_by_their_index(
 
 @pytest.mark.parametrize(
     "ask",
-    [lambda runs: runs.counts(9), lambda runs: runs.ended(Span(0.0, 9.0, 3), None, 9)],
+    [lambda runs: runs.counts(9), lambda runs: runs.count_ended(Span(0.0, 9.0, 3), None, 9)],
     ids=["counts", "ended"],
 )
 async def test_runs_are_counted_in_an_index_alone(

@@ -180,7 +180,7 @@ class ScheduledRuns:
                 leaving.cancel()
 
     async def _end(self, run: RunRow) -> None:
-        row = await self._base.watch.ended(run.run_id)
+        row = await self._base.watch.wait_for_end(run.run_id)
         if row.status is RunStatus.PARKED:
             await asyncio.sleep(_PARKED_SECONDS)
 

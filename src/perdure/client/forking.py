@@ -312,7 +312,7 @@ class Forks:
         if not former.status.finished:
             # Its parent no longer waits for it. Let the items under way end, and keep their outcomes.
             await self._messages.cancel(former.run_id, DRAIN)
-            await self._base.watch.ended(former.run_id)
+            await self._base.watch.wait_for_end(former.run_id)
         batches = await self._base.store.journal.read(former.run_id)
         now = self._base.clock.now()
         if started.memo:

@@ -132,18 +132,18 @@ class RunHandle(Generic[R]):
             found, _ = await self._by.base.require(self.id)
             run_id = found.run_id
             program = self._checked_program(found.program)
-        row = await self._ended(run_id)
+        row = await self._wait_for_end(run_id)
         while row.continued_as:
-            row = await self._ended(row.continued_as)
+            row = await self._wait_for_end(row.continued_as)
         return await run_result(self._by.base, row, program, self.id, run_id)
 
-    async def _ended(self, run_id: str) -> RunRow:
+    async def _wait_for_end(self, run_id: str) -> RunRow:
         try:
-            return await self._by.base.watch.ended(run_id)
+            return await self._by.base.watch.wait_for_end(run_id)
         except NoSuchRun:
             if not self._run_id:
                 raise
-            return await self._by.base.watch.ended((await self._latest()).run_id)
+            return await self._by.base.watch.wait_for_end((await self._latest()).run_id)
 
     def _checked_program(self, name: str) -> Program | None:
         """The program whose types the result has: the one that was given, or the one that is known here."""

@@ -91,7 +91,7 @@ class Pruner:
         folder = None if archive is None or dry_run else _folder(archive)
         found = PruneReport(dry_run=dry_run)
         cursor, would_go = "", set[str]()
-        while page := await self._base.store.upkeep.ended(before, sorted(FINISHED), PAGE, cursor):
+        while page := await self._base.store.upkeep.list_ended(before, sorted(FINISHED), PAGE, cursor):
             cursor = page[-1].run_id
             # Definitions stay: any run may need them, also one that is yet to come.
             page = [run for run in page if run.program != STORED]

@@ -38,7 +38,7 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.client.why import Why, World, alive, ended, explain, unread
+from perdure.client.why import Why, World, alive, explain, unread, why_ended
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
 from perdure.kernel.batches import OP, ROW, BatchInput
 from perdure.kernel.chunks import MAP, ChunkOutcome, chunk_range, joined_outcomes
@@ -181,7 +181,7 @@ class Queries:
         span = Span(first, last, buckets)
         name = _named(program, "histogram(program", "the name of a workflow")
         counted: list[Counter[RunStatus]] = [Counter() for _ in range(buckets)]
-        for one in await self._base.store.runs.ended(span, name, COUNTED):
+        for one in await self._base.store.runs.count_ended(span, name, COUNTED):
             if name is not None or not one.program.startswith(BUILT_IN):
                 counted[one.bucket][one.status] += one.count
         return [
@@ -224,7 +224,7 @@ class Queries:
         return await self._reasons(runs, JOURNALS_READ)
 
     async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
-        found = {run.run_id: how for run in runs if run.status.finished and (how := ended(run)) is not None}
+        found = {run.run_id: how for run in runs if run.status.finished and (how := why_ended(run)) is not None}
         still = [run for run in runs if not run.status.finished]
         if not still:
             return found

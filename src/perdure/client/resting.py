@@ -93,7 +93,7 @@ class Rest:
     async def _stays_parked(self, run_id: str, seq: int) -> bool:
         """Whether a run stays parked after this process has tried it again; False as soon as it continues."""
         with self._base.followers.follow(run_id) as follower:
-            ended = asyncio.ensure_future(self._base.watch.ended(run_id))
+            ended = asyncio.ensure_future(self._base.watch.wait_for_end(run_id))
             gone_on = asyncio.ensure_future(follower.beyond(seq))
             try:
                 await asyncio.wait({ended, gone_on}, return_when=asyncio.FIRST_COMPLETED)

@@ -67,7 +67,7 @@ class RunWaiters:
             wanted=lambda: bool(self._waiters),
         )
 
-    async def ended(self, run_id: str) -> RunRow:
+    async def wait_for_end(self, run_id: str) -> RunRow:
         """The row of a run that has ended, or is parked; waits for as long as that takes."""
         if run_id in self._unreadable:
             raise self._unreadable[run_id]

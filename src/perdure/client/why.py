@@ -88,7 +88,7 @@ def alive(leases: Iterable[Lease]) -> dict[str, Lease]:
     return {orchestrator_name(lease.key): lease for lease in leases}
 
 
-def ended(run: RunSummary) -> Why | None:
+def why_ended(run: RunSummary) -> Why | None:
     """The reason of a run that ended without completing."""
     if run.status is RunStatus.FAILED and run.error is not None:
         return Why("failed", _line(str(run.error)))

@@ -93,7 +93,7 @@ def events_of(verdict: Events | V) -> Events | None:
     return cast("Events", verdict) if isinstance(verdict, Sequence) else None
 
 
-def ended(state: RunState, child: str) -> RunStatus | None:
+def final_status(state: RunState, child: str) -> RunStatus | None:
     """How a run, or its child at this op path, ended; None while it is open."""
     if child:
         return None if child in state.children else state.ended.get(child, RunStatus.COMPLETED)
@@ -114,7 +114,7 @@ def signal(
     """
     if signal_id and SignalKey(child, signal_id) in state.signal_ids:
         return Duplicate()
-    if (status := ended(state, child)) is not None:
+    if (status := final_status(state, child)) is not None:
         return Finished(status)
     to = address(child, name)
     waiting = state.waits.get(to)
@@ -168,7 +168,7 @@ def _question(
     """
     if answer_id and answer_id in state.answers:
         return Duplicate()
-    if (status := ended(state, child)) is not None:
+    if (status := final_status(state, child)) is not None:
         return Finished(status)
     closed_to: set[str] = set()
     found: list[tuple[str, WaitOpened]] = []
@@ -207,7 +207,7 @@ def _listed(questions: Sequence[tuple[str, WaitOpened]]) -> str:
 
 def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFinished:
     """Cancel a run. A run that never began, or is parked, ends at once."""
-    if (status := ended(state, child)) is not None:
+    if (status := final_status(state, child)) is not None:
         return AlreadyFinished(status)
     if child:
         return [CancelRequested(reason, child)]

@@ -62,6 +62,8 @@ def turn_of(state: RunState, admit: Queue | None, now: float) -> Turn:
 class Admission:
     """Admits runs from queues, as many as limits and this process have room for. `enter` brings runs into memory."""
 
+    name = "beginning queued runs"
+
     def __init__(
         self,
         session: Session,
@@ -78,6 +80,8 @@ class Admission:
         # Whether runs were left in their queues because so many were in memory already.
         self.crowded = False
         self._turn = 0
+        # The queues that have queued runs, if the timers have just read that.
+        self.waiting: Sequence[Waiting] | None = None
 
     def _note(self, at: float) -> None:
         if self.next_poll is None or at < self.next_poll:
@@ -87,12 +91,16 @@ class Admission:
         """Whether it is time to poll."""
         return self._wakeups.queue_changed or (self.next_poll is not None and self.next_poll <= now)
 
-    async def poll(self, most: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
-        """Begin what may begin, a few of each queue and `most` of all, while there is room for them in memory here.
+    async def run_once(self, now: float) -> Sequence[str]:
+        """Begin what may begin, a few runs of each queue. Returns their run_ids."""
+        return await self.poll()
 
-        `waiting` are the queues that have queued runs, if that is known. Returns the runs that it began; some of them
-        may have ended since.
+    async def poll(self, most: int | None = None) -> Sequence[str]:
+        """Begin what may begin, a few runs of each queue and `most` of all, while there is room in memory here.
+
+        Returns the runs that it began; some of them may have ended since.
         """
+        waiting, self.waiting = self.waiting, None
         if self.due(self._clock.now()):
             waiting = None  # runs were queued since that was read
         self.next_poll, self.crowded = None, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
@@ -25,6 +25,8 @@ class CatchUp:
     an error of the engine stopped.
     """
 
+    name = "reading what other processes wrote"
+
     def __init__(
         self,
         session: Session,
@@ -44,16 +46,19 @@ class CatchUp:
         self._inflate = inflate
         self._rejoin, self._settle, self._evict, self._broke = rejoin, settle, evict, broke
 
-    async def poll(self, run_ids: Collection[str] | None = None) -> None:
-        """Catch up with what was appended to runs that are in memory here, all of them or some."""
-        drivers = self._runs.drivers
-        wanted = drivers.values() if run_ids is None else [drivers[run_id] for run_id in run_ids if run_id in drivers]
-        quiet = [driver for driver in wanted if driver.quiet]
+    async def run_once(self, now: float) -> int:
+        """Poll the journals of all runs in memory, and catch up with those that have grown. Returns how many have."""
+        return await self.poll(list(self._runs.drivers.values()))
+
+    async def poll(self, drivers: Sequence[Driver]) -> int:
+        """As `run_once`, for some runs."""
+        quiet = [driver for driver in drivers if driver.quiet]
         heads = await self._journal.heads([driver.run_id for driver in quiet]) if quiet else {}
-        for driver in quiet:
-            # If it has appended since, its own append has met the conflict.
-            if heads.get(driver.run_id, 0) > driver.outbox.committed and driver.quiet:
-                self.begin(driver)
+        # If a driver has appended since, its own append has met the conflict.
+        grown = [one for one in quiet if heads.get(one.run_id, 0) > one.outbox.committed and one.quiet]
+        for driver in grown:
+            self.begin(driver)
+        return len(grown)
 
     def begin(self, driver: Driver) -> None:
         """Another process has appended: nothing more is written until the driver has caught up."""

@@ -311,7 +311,7 @@ class Loader:
         slot, state = self._runs.slot(run_id), fold(run_id, batches)
         if state.finished is not None or state.parked is not None or old.adopting or not self._session.owns(state):
             if state.finished is not None:
-                self._locks.ended(run_id)
+                self._locks.release_all(run_id)
             if state.owner == self._session.name and state.session != self._session.id:
                 self._wakeups.name_in_doubt()
             self._evict(old)
@@ -574,7 +574,7 @@ class Loader:
         finished, one.claim = claim_in_force(one.batches)
         owner = None if one.claim is None else one.claim.owner
         if finished:
-            self._locks.ended(one.run_id)
+            self._locks.release_all(one.run_id)
             self._observer.finished(row(fold(one.run_id, one.batches)))
             return False
         if stays_parked(one.batches):
@@ -759,7 +759,7 @@ class Loader:
                 continue
             for id, reason in planned.abandoned.items():
                 self._observer.abandoned(id, reason)
-            self._locks.ended(state.run_id)
+            self._locks.release_all(state.run_id)
             self._observer.finished(row(state))
             if self._observer.completed is not None:
                 self._observer.completed(row(state))

@@ -101,7 +101,7 @@ class RunLocks:
             if op in self._holds.get(driver.run_id, ()):
                 self._loop.call_soon(self._deliver, driver.run_id, op)
 
-    def ended(self, run_id: str) -> None:
+    def release_all(self, run_id: str) -> None:
         """Release every lock of a run that has finished."""
         self._end(run_id, "")
 

@@ -186,7 +186,7 @@ class Orchestrator:
     async def _enter_soon(self, run_id: str) -> None:
         try:
             if run_id in self.active:
-                await self.catch_up.poll([run_id])
+                await self.catch_up.poll([self.active[run_id]])
             else:
                 await self.enter(EntryRequest((run_id,)))
         except StoreUnavailable:
@@ -293,7 +293,7 @@ class Orchestrator:
             self.quarantine.acquit(slot.run_id)
         if driver.state.uses_locks:
             over = driver.state.finished is not None and driver.saved
-            (self.locks.ended if over else self.locks.forget)(slot.run_id)
+            (self.locks.release_all if over else self.locks.forget)(slot.run_id)
 
     def _close_driver(self, driver: Driver) -> None:
         if driver.state.finished is not None:

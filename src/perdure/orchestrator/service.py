@@ -28,7 +28,7 @@ from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.orphans import Orphans, OrphansConfig
 from perdure.orchestrator.recovery import recover
 from perdure.orchestrator.session import OrchestratorConfig
-from perdure.orchestrator.timers import Timers, TimersConfig, TimersReport
+from perdure.orchestrator.timers import Timers, TimersConfig
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 
 log = logging.getLogger("perdure")
@@ -223,7 +223,6 @@ class Service:
     async def _watch_store(self) -> None:
         """Perform the duties that follow from what the store holds: when it has changed, or when one of them is due."""
         orchestrator, clock, loop = self._orchestrator, self._orchestrator.clock, asyncio.get_running_loop()
-        catching_up = FunctionDuty("reading what other processes wrote", orchestrator.catch_up.poll)
         queried, programs_lack = -math.inf, True
         while True:
             if not orchestrator.session.at_work:
@@ -238,14 +237,14 @@ class Service:
                     found = await self.duties.perform(FunctionDuty("finding definitions", self.find_programs))
                     programs_lack = found is None or found.result
                 queried = loop.time()
-                if orchestrator.active and await self.duties.perform(catching_up) is None:
+                if orchestrator.active and await self.duties.perform(orchestrator.catch_up) is None:
                     self._changes.notify()
             if changed or stale or (upcoming is not None and upcoming <= now):
                 # If the store has not changed, no orchestrator has left it; `orphans` knows which of them are alive.
                 await self._load(peers_changed=changed or not orchestrator.recovery.enabled)
                 continue
             if self.admission.due(now):
-                await self.duties.perform(self._admit(None))
+                await self.duties.perform(self.admission)
                 continue
             moments = [at - now for at in (upcoming, self.admission.next_poll) if at is not None]
             wait = min(moments, default=math.inf)
@@ -267,9 +266,5 @@ class Service:
         report = await self.duties.perform(self.timers)
         if report is None or await self.duties.perform(self.deadlines) is None:
             self._changes.notify()
-        await self.duties.perform(self._admit(report))
-
-    def _admit(self, report: TimersReport | None) -> Duty[object]:
-        """Admit queued runs. The queues that have some are known if `timers` has just read them."""
-        waiting = None if report is None else report.waiting
-        return FunctionDuty("beginning queued runs", partial(self.admission.poll, waiting=waiting))
+        self.admission.waiting = None if report is None else report.waiting
+        await self.duties.perform(self.admission)

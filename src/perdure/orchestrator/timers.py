@@ -117,7 +117,7 @@ class Timers:
         Returns how many runs it released.
         """
         orchestrator = self._orchestrator
-        await orchestrator.catch_up.poll()
+        await orchestrator.catch_up.run_once(orchestrator.clock.now())
         programs, now = orchestrator.programs.taken(), orchestrator.clock.now()
         skip, limit = self._membership.others, self._config.batch
         due = await orchestrator.store.timers.due(now, limit, programs, skip, orchestrator.serves)

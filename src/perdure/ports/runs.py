@@ -229,7 +229,7 @@ class Runs(Protocol):
     async def counts(self, bound: int) -> Sequence[Tally]:
         """How many runs there are, by program and status; no more than `bound` of each are counted."""
 
-    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+    async def count_ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
         """How many runs, of one program or of all, ended in each bucket of a time; empty ones are left out."""
 
     async def owned(

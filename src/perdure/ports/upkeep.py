@@ -46,7 +46,9 @@ class Upkeep(Protocol):
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""
 
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+    async def list_ended(
+        self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = ""
+    ) -> Sequence[Ended]:
         """Root runs in these statuses that ended before `before`, ordered by run_id, those after `after`.
 
         Runs whose row is damaged are left out.

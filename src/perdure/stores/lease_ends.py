@@ -25,7 +25,7 @@ class LeaseEnds:
                 watcher.put_nowait("")  # it has one more lease to wait for
         self._ends[key] = asyncio.get_running_loop().time() + seconds + self._late
 
-    def ended(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         """A lease was released, or may have ended."""
         self._ends.pop(key, None)
         for watcher, prefix in self._watchers.items():
@@ -49,7 +49,7 @@ class LeaseEnds:
                     async with asyncio.timeout_at(ends.get(first)):
                         key = await watcher.get()
                 except TimeoutError:
-                    # A heartbeat may have arrived meanwhile.
+                    # A heartbeat may have arrived since.
                     if self._ends.get(first, 0.0) > asyncio.get_running_loop().time():
                         continue
                     self._ends.pop(first, None)

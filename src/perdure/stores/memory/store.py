@@ -206,7 +206,7 @@ class MemoryRuns:
         """How many runs there are, by program and status."""
         return tallies(((row.program, row.status, 0) for row in self._journal.rows.values()), bound)
 
-    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+    async def count_ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
         """How many runs ended in each bucket of a time."""
         rows = [row for row in self._journal.rows.values() if program in (None, row.program)]
         return tallies(((row.program, row.status, span.bucket(row.finished_at)) for row in rows), bound)
@@ -324,7 +324,7 @@ class MemoryLeases:
         self.changes += 1
         # Without an owner, not gone: the next holder's epoch must be higher.
         self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
-        self._ends.ended(key)
+        self._ends.notify(key)
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""

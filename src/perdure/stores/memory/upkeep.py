@@ -29,7 +29,9 @@ class MemoryUpkeep:
         owners = sorted({owner for owner, _ in count}, key=lambda owner: (owner is not None, owner or ""))
         return [Load(owner, count[owner, True], count[owner, False]) for owner in owners]
 
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+    async def list_ended(
+        self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = ""
+    ) -> Sequence[Ended]:
         """Root runs of these statuses that ended before that moment, by run_id."""
         found = [
             Ended(row.run_id, row.id, row.program, row.status, row.finished_at, self._journal.head_of[row.run_id].size)

@@ -68,7 +68,7 @@ class Notifications:
             self.changed()
         if kind == LEASES:
             for key in what.split(" "):
-                self.leases.ended(key)
+                self.leases.notify(key)
 
     def _wanted(self, what: str) -> bool:
         now = time.monotonic()
@@ -110,7 +110,7 @@ class Notifications:
 
     def orphans_possible(self) -> None:
         """Some runs may be orphans: make the watchers of leases look for them."""
-        self.leases.ended(ORCHESTRATOR)
+        self.leases.notify(ORCHESTRATOR)
 
 
 def _kind(append: Append) -> str:

@@ -131,7 +131,7 @@ class Notifications:
                     # Until then, by the owner's clock.
                     self.leases.heartbeat(key, float(expires) - time.time())
                 else:
-                    self.leases.ended(payload.decode())
+                    self.leases.notify(payload.decode())
         finally:
             await connection.disconnect(nowait=True)
 

@@ -87,7 +87,7 @@ class RedisRuns:
         """How many runs there are, by program and status."""
         return await self._tallies([*RunStatus], None, None, bound)
 
-    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+    async def count_ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
         """How many runs ended in each bucket of a time."""
         return await self._tallies(ENDED, span, program, bound)
 

@@ -31,7 +31,9 @@ class RedisUpkeep:
             counts.setdefault(owner, [0, 0])[status != RunStatus.RUNNING.value] += int(count)
         return [Load(owner or None, *counts[owner]) for owner in sorted(counts)]
 
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+    async def list_ended(
+        self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = ""
+    ) -> Sequence[Ended]:
         """Root runs of these statuses that ended before that moment, by run_id."""
         keys = [f"by:{status.value}" for status in statuses if status.finished]
         found: list[Ended] = []

@@ -281,7 +281,7 @@ class SharedRuns:
         rows = await self._sql.read(_COUNTS, [*RunStatus], bound + 1)
         return sorted(_tally(*row, bound=bound) for row in rows)
 
-    async def ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
+    async def count_ended(self, span: Span, program: str | None, bound: int) -> Sequence[Tally]:
         """How many runs ended in each bucket of a time."""
         rows = await self._sql.read(
             _ENDED, [*sorted(FINISHED)], bound + 1, span.since, span.width, span.buckets, program

@@ -36,7 +36,9 @@ class SharedUpkeep:
         """How many unfinished root runs each owner has."""
         return [Load(*row) for row in await self._sql.read(_LOADS)]
 
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+    async def list_ended(
+        self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = ""
+    ) -> Sequence[Ended]:
         """Root runs of these statuses that ended before that moment, by run_id."""
         rows = await self._sql.read(_ENDED, before, [status.value for status in statuses], after, limit)
         return [

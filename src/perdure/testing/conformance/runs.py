@@ -462,14 +462,14 @@ class ListConformance(StoreConformance):
             await write_all(store, run.begin_as("a", finished(status)) if i < 5 else run.begin())
         span = Span(BEGAN + 1, BEGAN + 5, 2)
         completed, failed = RunStatus.COMPLETED, RunStatus.FAILED
-        assert list(await store.runs.ended(span, None, 9)) == [
+        assert list(await store.runs.count_ended(span, None, 9)) == [
             Tally("p", completed, 1, 0),
             Tally("p", completed, 1, 1),
             Tally("q", completed, 1, 0),
             Tally("q", failed, 1, 1),
         ]
-        assert [one.bucket for one in await store.runs.ended(span, "p", 9)] == [0, 1]
-        assert list(await store.runs.ended(Span(BEGAN - 9, BEGAN, 3), None, 9)) == []
+        assert [one.bucket for one in await store.runs.count_ended(span, "p", 9)] == [0, 1]
+        assert list(await store.runs.count_ended(Span(BEGAN - 9, BEGAN, 3), None, 9)) == []
 
     async def test_runs_of_built_in_programs_can_be_left_out(self, store: Store) -> None:
         """By how the names of their programs begin, and by nothing else; they are counted in no page."""

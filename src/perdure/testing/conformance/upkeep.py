@@ -219,7 +219,7 @@ class UpkeepConformance(CollectConformance):
         history = await over(store, "r1", RunStatus.FAILED, id="order 1")
         head = await store.journal.head("r1")
         assert head is not None
-        assert list(await second.upkeep.ended(EVER, OVER, 10)) == [
+        assert list(await second.upkeep.list_ended(EVER, OVER, 10)) == [
             Ended("r1", "order 1", "checkout", RunStatus.FAILED, history.at - 1.0, head.size)
         ]
 
@@ -228,29 +228,29 @@ class UpkeepConformance(CollectConformance):
         """Runs in other statuses are left out."""
         for each in OVER:
             await over(store, f"r-{each}", each)
-        assert [ended.run_id for ended in await store.upkeep.ended(EVER, [status], 10)] == [f"r-{status}"]
-        assert list(await store.upkeep.ended(EVER, [], 10)) == []
+        assert [ended.run_id for ended in await store.upkeep.list_ended(EVER, [status], 10)] == [f"r-{status}"]
+        assert list(await store.upkeep.list_ended(EVER, [], 10)) == []
 
     async def test_what_ended_at_that_moment_or_later_is_not_told(self, store: Store) -> None:
         """`before` is exclusive."""
         history = await over(store, "r1")
         ended_at = history.at - 1.0
-        assert list(await store.upkeep.ended(ended_at, OVER, 10)) == []
-        assert len(await store.upkeep.ended(ended_at + 0.001, OVER, 10)) == 1
+        assert list(await store.upkeep.list_ended(ended_at, OVER, 10)) == []
+        assert len(await store.upkeep.list_ended(ended_at + 0.001, OVER, 10)) == 1
 
     async def test_what_has_not_ended_is_never_told(self, store: Store) -> None:
         """Not even when the statuses that are asked for are those of unfinished runs."""
         await write_all(
             store, History("r1").begin(), History("r2").begin_as("n", parked()), History("r3").begin_as("n")
         )
-        assert list(await store.upkeep.ended(EVER, list(RunStatus), 10)) == []
+        assert list(await store.upkeep.list_ended(EVER, list(RunStatus), 10)) == []
 
     async def test_ended_runs_come_page_by_page_in_order(self, store: Store) -> None:
         """The last run_id of a page is the cursor of the next; together they are all, each once."""
         for number in (3, 1, 4, 0, 2):
             await over(store, f"r{number}")
         seen: list[str] = []
-        while page := await store.upkeep.ended(EVER, OVER, 2, seen[-1] if seen else ""):
+        while page := await store.upkeep.list_ended(EVER, OVER, 2, seen[-1] if seen else ""):
             assert len(page) <= 2
             seen += [ended.run_id for ended in page]
         assert seen == ["r0", "r1", "r2", "r3", "r4"]
@@ -261,9 +261,9 @@ class UpkeepConformance(CollectConformance):
             "r1", ChildFinished("a:0/b:0", RunStatus.COMPLETED), ChildFinished("a:0", RunStatus.FAILED)
         )
         await write_all(store, first)
-        assert list(await store.upkeep.ended(EVER, OVER, 10)) == []
+        assert list(await store.upkeep.list_ended(EVER, OVER, 10)) == []
         await write_all(store, history.then(finished()))
-        assert [ended.run_id for ended in await store.upkeep.ended(EVER, OVER, 10)] == ["r1"]
+        assert [ended.run_id for ended in await store.upkeep.list_ended(EVER, OVER, 10)] == ["r1"]
 
     # --- remove ---
 
@@ -284,7 +284,7 @@ class UpkeepConformance(CollectConformance):
         assert await second.runs.find("id of r1/a:0") is None
         assert list(await second.runs.finished(["r1"])) == []
         assert [row.run_id for row, _ in await second.runs.list(RunFilter())] == ["r10"]
-        assert list(await second.upkeep.ended(EVER, OVER, 10)) == []
+        assert list(await second.upkeep.list_ended(EVER, OVER, 10)) == []
         assert list(await second.upkeep.journals("", 10)) == ["r10"]
 
     async def test_a_run_that_has_not_ended_is_not_removed(self, store: Store) -> None:
