@@ -54,7 +54,7 @@ def patched(id: str) -> bool:
     answer, which is marked in its journal. Give each change an id of its own. A step gets the answer that the body
     which called it was given: ask in the body first.
     """
-    check_name(id, "the id of a patch")
+    id = check_name(id, "the id of a patch")
     body, step = current_body(), current.get(None)
     if body is not None or step is None:
         return require_body("patched()").patched(id)

@@ -31,7 +31,7 @@ def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | Non
     does not come free within `timeout`. In a plain `def` step it is `with lock(...)`.
     """
     check_awaited(sys._getframe(1), f"lock({key!r})", "write `async with lock(...):`")
-    check_key(key)
+    key = check_key(key)
     seconds = check_ttl(ttl, key)
     wait = duration(timeout)
     if timeout is not None and (wait is None or not 0 <= wait < ENDLESS):

@@ -60,6 +60,17 @@ class Opaque:
     """Something that has no form in a store."""
 
 
+class Unbound:
+    """A proxy of a web framework, outside of a request."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of request context")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
 def in_itself() -> list[Any]:
     """A list that holds itself."""
     endless: list[Any] = []
@@ -83,6 +94,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "3 MB": lambda: "x" * (3 * KIB * KIB),
     "300 KB": lambda: "x" * (300 * KIB),
     "loop": lambda: in_itself(),
+    "proxy": Unbound,
 }
 UNFIT = {
     "object": (NotSerializable, r"\$ .*Opaque"),
@@ -93,6 +105,7 @@ UNFIT = {
     "function": (NotSerializable, r"\$ .*function"),
     "3 MB": (PayloadTooLarge, r"3,145,730 bytes .*2,097,152.*blobs\.put"),
     "loop": (NotSerializable, r"\$"),
+    "proxy": (NotSerializable, r"\$ .*Unbound"),
 }
 
 

@@ -17,6 +17,7 @@ from perdure import (
     RunStatus,
     StepBailed,
     UsageError,
+    Workflow,
     bail,
     child,
     connect,
@@ -79,6 +80,41 @@ async def test_a_step_that_bails_ends_its_run_on_purpose(kind: str) -> None:
         assert view.reason == "no stock"
         (first, *_) = await engine.steps("r")
         assert (first.attempt, first.error.message if first.error else "") == (1, "no stock")
+
+
+@step
+async def gives_up_for(kind: str) -> None:
+    bail(REASONS[kind])
+
+
+@workflow
+async def gives_up_at_once(kind: str) -> None:
+    bail(REASONS[kind])
+
+
+@workflow
+async def gives_up_in_a_step(kind: str) -> None:
+    await gives_up_for(kind)
+
+
+REASONS: dict[str, Any] = {
+    "number": 5,
+    "list": ["no stock"],
+    "exception": ValueError("no stock"),
+    "surrogate": "\ud800",
+    "long": "x" * 10_001,
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("where", [gives_up_at_once, gives_up_in_a_step])
+async def test_a_reason_that_cannot_be_kept_fails_the_run(where: Workflow[[str], None], kind: str) -> None:
+    async with Engine("memory://", [where]) as engine:
+        result = await engine.run(where(kind), id="r")
+        assert result.status is RunStatus.FAILED
+        assert isinstance(result.error, UsageError)
+        assert "the reason of bail()" in str(result.error)
+        assert await engine.journal("r")
 
 
 async def test_a_child_whose_step_bails_bails_and_its_parent_goes_on() -> None:

@@ -16,6 +16,7 @@ from perdure import (
     Duplicate,
     Engine,
     Finished,
+    NotDecodable,
     NotFound,
     RunStatus,
     RunView,
@@ -110,6 +111,20 @@ async def test_cancelling_reaches_the_incarnation_that_there_is() -> None:
         await engine.cancel("it", "enough")
         result = await run.outcome(PATIENCE)
         assert result.status is RunStatus.CANCELLED
+
+
+async def test_arguments_that_the_workflow_does_not_take_fail_it_at_the_call() -> None:
+    @workflow
+    async def endless(n: int) -> int:
+        continue_as("one")
+
+    async with Engine("memory://", [endless]) as engine:
+        result = await engine.run(endless(0), id="r")
+        assert isinstance(result.error, NotDecodable)
+        assert "the argument n of endless cannot be read as int" in str(result.error)
+        view = await engine.get("r")
+        assert view is not None
+        assert (view.status, view.continued_as) == (RunStatus.FAILED, None)
 
 
 async def test_an_awaited_child_cannot_continue_as_another() -> None:

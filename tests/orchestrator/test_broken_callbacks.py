@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.outbox import Outbox
 from perdure.engine.steps import StepRunner
 from perdure.engine.streams import Channel
+from perdure.kernel.events import AnyEvent, StateSet, encode_events
 from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
@@ -30,6 +31,7 @@ from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.ports.store import Store
+from perdure.stores.memory import store as memory_store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE
@@ -139,6 +141,7 @@ class Fault:
 INSIDE: list[tuple[Any, str]] = [
     (Replay, "fold"),
     (Body, "advance"),
+    (Body, "_end_of"),
     (RunState, "fold"),
     (driver_module, "plan"),
     (driver_module, "wake"),
@@ -286,6 +289,35 @@ async def test_in_every_durability_an_error_in_a_callback_parks_its_run(
         await engine.resolve("victim")
         await send(engine, "victim")
         assert (await engine.handle("victim").outcome(PATIENCE)).output == "done"
+
+
+@pytest.mark.parametrize("kind", [TypeError, StopIteration])
+async def test_a_run_whose_events_the_store_cannot_encode_is_parked_with_the_reason(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(events: Sequence[AnyEvent]) -> bytes:
+        if any(isinstance(event, StateSet) and event.key == "poison" for event in events):
+            raise kind("no form")
+        return encode_events(events)
+
+    @workflow
+    async def publish(key: str) -> str:
+        await work(1)
+        set_state(key, 1)
+        await work(2)
+        return key
+
+    gate.set()
+    async with Engine("memory://", [publish]) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_store, "encode_events", encode)
+            victim, other = await asyncio.gather(engine.start(publish("poison"), id="p"), engine.start(publish("key")))
+            ended = await victim.outcome(PATIENCE)
+            assert isinstance(ended.error, RunParked)
+            assert "no form" in str(ended.error)
+            assert await other.result(PATIENCE) == "key"
+        await engine.resolve("p")
+        assert await engine.handle("p").result(PATIENCE) == "poison"
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/runs.db", "file:///{}"])

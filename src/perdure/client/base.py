@@ -171,7 +171,7 @@ class StoreClient:
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest run under an id, or the run of a run_id; None when there is none."""
         self.check_open()
-        check_asked_id(id)
+        id = check_asked_id(id)
         found = await self.store.runs.find(id)
         if found is not None:
             return found

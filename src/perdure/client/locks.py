@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, InvalidLock, LockLost, NotOwner
 from perdure.kernel.events import moment
+from perdure.kernel.ids import plain
 from perdure.kernel.policies.lock_keys import PREFIX, check_key, check_ttl, lease_key
 from perdure.ports.clock import Clock
 from perdure.ports.leases import HeldBy, Lease, Leases, Renewal
@@ -47,7 +48,7 @@ class Locks:
         Raises LockTimeout when it does not come free within `timeout` seconds, and LockLost at the end of a block
         during which another owner took it.
         """
-        check_key(key)
+        key = check_key(key)
         seconds = check_ttl(ttl, key)
         held = await self.locker.acquire(key, f"caller:{secrets.token_hex(6)}", seconds, timeout=timeout)
         try:
@@ -59,7 +60,7 @@ class Locks:
 
     async def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
         """Take a lock that is free, expired or already the owner's, without waiting. Only its owner renews it."""
-        check_key(key)
+        key = check_key(key)
         answer = await self._leases.acquire(lease_key(key), _owner(key, owner), check_ttl(ttl, key), self._clock.now())
         if isinstance(answer, HeldBy):
             return answer
@@ -67,7 +68,7 @@ class Locks:
 
     async def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
         """Hold on to a lock; raises NotOwner when it is not the owner's."""
-        check_key(key)
+        key = check_key(key)
         now, name = self._clock.now(), lease_key(key)
         lost = await self._leases.renew_all([Renewal(name, owner, check_ttl(ttl, key))], now)
         held = await self._leases.get(name, now)
@@ -77,7 +78,8 @@ class Locks:
 
     async def release(self, key: str, owner: str) -> None:
         """Give a lock back; raises NotOwner when it is not the owner's."""
-        await self._leases.release(lease_key(check_key(key)), _owner(key, owner))
+        key = check_key(key)
+        await self._leases.release(lease_key(key), _owner(key, owner))
         self.locker.changed(key)
 
     async def force_release(self, key: str) -> LockView | None:
@@ -119,7 +121,7 @@ class Locks:
 def _owner(key: str, owner: str) -> str:
     if not isinstance(owner, str) or not owner:
         raise InvalidLock(key, f"has owner={owner!r}, which is no name", cure="give the name of who holds it")
-    return owner
+    return plain(owner)
 
 
 def _view(lease: Lease) -> LockView:

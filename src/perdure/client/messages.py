@@ -73,7 +73,7 @@ class Messages:
 
         Raises SignalRejected when the run waits for a signal of this name and of another type.
         """
-        check_name(name, "the name of a signal")
+        name = check_name(name, "the name of a signal")
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
@@ -101,7 +101,7 @@ class Messages:
         Raises AnswerRejected when the answer does not fit the schema, when `by` is not one of the approvers, and for a
         name that several open approvals have: the message lists their paths.
         """
-        check_text(name, "the name of an approval")
+        name = check_text(name, "the name of an approval")
         data = self._base.codec.encode(payload, f"the answer to {name!r}")
         self._base.payloads.fits_inline(len(data), f"the answer to {name!r}")
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
@@ -117,7 +117,7 @@ class Messages:
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
-        check_text(name, "the name of an approval")
+        name = check_text(name, "the name of an approval")
         why = check_text(reason, "the reason", MAX_REASON)
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
 

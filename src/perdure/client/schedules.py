@@ -142,7 +142,8 @@ class Schedules:
 
     async def declare(self, asked: Schedule) -> ScheduleHandle:
         """Create a schedule, or change it to this definition."""
-        handle, spec, invocation = ScheduleHandle(self, asked.id), asked.spec(), asked.invocation
+        spec, invocation = asked.spec(), asked.invocation
+        handle = ScheduleHandle(self, check_schedule_id(asked.id))
         if kernel.next_fire(spec, self.base.clock.now()) is None:
             raise UsageError(f"cron={asked.cron!r} never fires from now on; choose another day or month")
         place, marks = placed(asked.queue, asked.key, asked.priority), checked_tags(asked.tags) or {}

@@ -192,7 +192,7 @@ class Starts:
         reuse: Reuse = request.reuse or self._base.reuse
         decide(reuse, None)
         if id is not None:
-            check_id(id)
+            id = check_id(id)
         now, delay = self._base.clock.now(), request.delay
         place = placed(request.queue, request.key, request.priority)
         if request.debounce is not None:

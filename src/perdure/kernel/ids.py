@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Container
+from collections.abc import Callable, Container
 from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
@@ -15,6 +15,9 @@ from perdure.errors import InvalidId, InvalidName, UsageError
 class WrongValue(UsageError, TypeError, ValueError):
     """An option has an invalid value. Also a TypeError and a ValueError, as Python would raise."""
 
+
+# A text as a plain `str`: libraries such as numpy have subclasses of it, and events hold none.
+plain: Callable[[str], str] = str.__str__
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 # Ten bits of a number as two characters, and our digits as those of `int(text, 32)`.
@@ -69,7 +72,7 @@ def check_id(id: str) -> str:
     flaw = flaw_of(id, MAX_ID)
     if flaw is not None:
         raise InvalidId(str(id), flaw)
-    return id
+    return plain(id)
 
 
 def check_asked_id(id: str) -> str:
@@ -82,7 +85,7 @@ def check_asked_id(id: str) -> str:
         raise InvalidId(str(id), f"is not a string but of type {type(id).__name__}{of_handle}")
     if _is_odd(id):
         raise InvalidId(id, ODD)
-    return id
+    return plain(id)
 
 
 def flaw_of(key: object, limit: int) -> str | None:
@@ -106,7 +109,7 @@ def check_name(name: str, what: str) -> str:
         raise InvalidName(what, name)
     if any(c in "/:[]" for c in name) or _is_odd(name):
         raise InvalidName(what, name)
-    return name
+    return plain(name)
 
 
 def check_text(text: str | None, what: str, limit: int = 1000) -> str:
@@ -119,7 +122,7 @@ def check_text(text: str | None, what: str, limit: int = 1000) -> str:
         raise UsageError(f"{what} has {len(text):,} characters, and {limit:,} is the limit; put what is long elsewhere")
     if not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise UsageError(f"{what} holds a lone surrogate, which no store can keep: {text[:60]!r}")
-    return text
+    return plain(text)
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine, Generator, Iterable
+from types import CoroutineType
 from typing import Any, Generic, Never, NoReturn, TypeVar
 
 from msgspec import Raw
@@ -12,6 +13,7 @@ from perdure.errors import NotSerializable, UsageError
 from perdure.kernel.program import Program, encode_arguments
 from perdure.kernel.values.arguments import call_names, named_input, positional_names, recorded_call
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import is_a
 
 R = TypeVar("R", covariant=True)
 
@@ -111,12 +113,12 @@ def check_invocation(given: object, what: str) -> None:
 def check_arguments(name: str, args: Iterable[object]) -> None:
     """Explain an argument that cannot be encoded because it was not awaited or run."""
     for given in args:
-        if isinstance(given, Invocation):
+        if is_a(given, Invocation):
             raise UsageError(
                 f"{name}(...) is given {given.name}(...), which has not been run: give it the result, as in "
                 f"{name}(await ...), or let the workflow itself await it"
             )
-        if inspect.iscoroutine(given):
+        if is_a(given, CoroutineType):
             given.close()
             raise UsageError(f"{name}(...) is given the coroutine {given.__name__}(...), which is not awaited")
 

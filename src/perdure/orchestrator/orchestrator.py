@@ -369,17 +369,15 @@ class Orchestrator:
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps its events and tries again. A run that was never accepted does not."""
         assert isinstance(source, Driver)
-        refused = self.runs.has(source) and self.runs.refuse(self.runs.slot(source.run_id), error)
-        if not refused and isinstance(error, StoreUnavailable):
+        unavailable = isinstance(error, StoreUnavailable)
+        if self.runs.has(source) and self.runs.refuse(self.runs.slot(source.run_id), error):
+            self.evict(source)
+            if unavailable:
+                self.enter_soon(source.run_id)  # it may be in the store: a lost reply looks the same
+        elif unavailable:
             return not self.session.suspended
-        self.evict(source)
-        if not refused:
-            log.error(
-                "run %r is stopped: its events cannot be written: %s. Repair the store, and restart", source.id, error
-            )
-            self._observer.finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
-        elif isinstance(error, StoreUnavailable):
-            self.enter_soon(source.run_id)  # it may be in the store: a lost reply looks the same
+        else:
+            self.broke(source, error)
         return False
 
     def _on_conflict(self, source: Source, conflict: Conflict | Full) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import events
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -80,6 +80,7 @@ from perdure.kernel.program import Program
 from perdure.kernel.values.arguments import ALL_SMALL, call_names, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
+from perdure.kernel.values.raised import contained, is_a
 from perdure.kernel.values.value_versions import VERSION_KEY
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,7 +150,8 @@ class Child(msgspec.Struct, frozen=True):
     errors: Mapping[str, type[BaseException]]
 
 
-EncodeInput = Callable[[tuple[Any, ...], dict[str, Any], Codec], bytes]
+# The arguments of the next incarnation, encoded; and whether to check them.
+EncodeNext = Callable[[tuple[Any, ...], dict[str, Any], Codec, bool], bytes]
 
 
 class Body:
@@ -161,11 +163,11 @@ class Body:
         make: Callable[[Sequence[str]], Coroutine[Any, Any, Any]],
         returns: Any,
         codec: Codec,
-        encode_input: EncodeInput,
+        encode_next: EncodeNext,
         version: str = "",
         past: PatchHistory = NO_HISTORY,
     ) -> None:
-        self._encode_input = encode_input
+        self._encode_next = encode_next
         self.run_id = run_id
         self._version, self._past = version, past
         # What `patched()` has returned, by patch: the same for as long as the body lives.
@@ -185,6 +187,8 @@ class Body:
         self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | Child | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
         self._finish: Finish | None = None
+        # An error of our own at the end of the body: the loop drops what its callbacks raise.
+        self._broken: Exception | None = None
         self._refusals = 0
         self._cancelled: CancelRequested | None = None
         # Values that the run it was forked from recorded, by op; and how the run was started.
@@ -205,6 +209,8 @@ class Body:
         apply(self, event, decoded)
         if loop.ready:
             loop.drain()
+            if self._broken is not None:
+                raise self._broken
         if not self._futures and not self._timers:
             self._check_stuck()
         commands, self._commands = self._commands, []
@@ -357,19 +363,21 @@ class Body:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if self._finish is not None or self.loop.closing:
             return
+        try:
+            self.finish(self._end_of(task))
+        except BaseException as error:
+            self._broken = contained(error)
+
+    def _end_of(self, task: asyncio.Task[Any]) -> Finish:
+        """The end that the body has come to."""
         error: BaseException | None
         try:
             error = task.exception()
             value = None if error is not None else task.result()
         except asyncio.CancelledError as cancelled:
             if self._cancelled is not None:
-                self.finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
-                return
+                return Finish(RunStatus.CANCELLED, reason=self._cancelled.reason)
             error, value = cancelled, None
-        if error is None and inspect.isawaitable(value):
-            error = UsageError(f"the workflow returned {_named(value)} without awaiting it; write `return await ...`")
-            if inspect.iscoroutine(value):
-                value.close()
         if error is None:
             try:
                 data = self.codec.encode(value, "the result of the workflow")
@@ -377,17 +385,15 @@ class Body:
                 if self.codec.fields:
                     data = self.codec.exact(data, decoded, self._returns, "the result of the workflow")
                 self.check_all_awaited()
-                self.finish(Finish(RunStatus.COMPLETED, data))
-                return
+                return Finish(RunStatus.COMPLETED, data)
             except UsageError as forgotten:
                 error = forgotten
             except PerdureError as not_kept:
                 error, inner = not_kept, _unawaited(value)
                 if inner is not None:
-                    error = UsageError(
-                        f"the workflow returned {_named(inner)} without awaiting it; write `await` before it"
-                    )
-        self.finish(Finish(RunStatus.FAILED, error=describe(error, self.codec)))
+                    write = "`return await ...`" if inner is value else "`await` before it"
+                    error = UsageError(f"the workflow returned {_named(inner)} without awaiting it; write {write}")
+        return Finish(RunStatus.FAILED, error=describe(error, self.codec))
 
     def _check_stuck(self) -> None:
         """A body that waits, with nothing under way that could wake it, waits for something that is not durable."""
@@ -596,7 +602,7 @@ class Body:
         if self.loop.closing:
             raise Closing
         try:
-            data = self._encode_input(args, kwargs, self.codec)
+            data = self._encode_next(args, kwargs, self.codec, not self._past.replaying)
         except TypeError as error:
             raise UsageError(f"continue_as() takes the arguments of this workflow: {error}") from None
         except NotSerializable:
@@ -733,12 +739,13 @@ def _check_arguments(where: str, name: str, args: tuple[Any, ...], kwargs: dict[
 
 def _unawaited(value: object, depth: int = 5) -> object | None:
     """What is awaitable in a value that cannot be stored, and was to be awaited."""
-    if inspect.isawaitable(value):
+    if is_a(value, Awaitable):
         if inspect.iscoroutine(value):
             value.close()
         return value
-    if depth and isinstance(value, dict | list | tuple | set | frozenset):
-        inner = (_unawaited(one, depth - 1) for one in (value.values() if isinstance(value, dict) else value))
+    if depth and type(value) in (dict, list, tuple, set, frozenset):
+        parts: Iterable[object] = value.values() if type(value) is dict else value  # type: ignore[assignment]
+        inner = (_unawaited(one, depth - 1) for one in parts)
         return next((one for one in inner if one is not None), None)
     return None
 

@@ -11,7 +11,7 @@ from perdure.authoring.code.body import Called, check_awaited, require_body, to_
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
 from perdure.kernel.commands import StartOptions
-from perdure.kernel.ids import MAX_ID, check_id, flaw_of
+from perdure.kernel.ids import MAX_ID, check_id, flaw_of, plain
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.rules import RulesLike, run_rules
 from perdure.kernel.policies.start_options import at_least_one, checked_tags, placed
@@ -26,7 +26,7 @@ def call(name: str, /, *args: Any, **kwargs: Any) -> Invocation[Any]:
     flaw = flaw_of(name, MAX_ID)
     if flaw is not None:
         raise UsageError(f"call({name[:60]!r}): the name of the program {flaw}; give the name of a workflow")
-    return to_await(Called(name, None, args, kwargs), sys._getframe(1), f"call({name!r}, ...)")
+    return to_await(Called(plain(name), None, args, kwargs), sys._getframe(1), f"call({name!r}, ...)")
 
 
 @overload
@@ -78,7 +78,7 @@ def child(
     if isinstance(invocation, Called):
         invocation.begun = True
     if id is not None:
-        check_id(id)
+        id = check_id(id)
     if not isinstance(detached, bool):
         raise UsageError(f"child(detached={detached!r}) is True or False")
     due = None if deadline is None else body.loop.now + seconds(deadline, "deadline")

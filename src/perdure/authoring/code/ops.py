@@ -94,8 +94,8 @@ def bail(reason: str, output: Any = None, *, outputs: Any = None) -> NoReturn:
         if output is not None:
             raise UsageError("bail(output=..., outputs=...): both say what the output of the run is; give one of them")
         output = outputs
-    body = current_body()
+    reason, body = check_text(reason, "the reason of bail()", MAX_REASON), current_body()
     if body is None:
-        raise StepBailed(check_text(reason, "the reason of bail()", MAX_REASON), output)
+        raise StepBailed(reason, output)
     body.bail(reason, output)
     raise AssertionError("unreachable")

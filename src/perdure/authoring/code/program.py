@@ -153,7 +153,7 @@ class CodeProgram(Program):
             args, kwargs = self.check_input(started.input, codec, names, exact=started.exact == 2)
             return self._fn(*args, **kwargs)
 
-        body = Body(run_id, make, self.returns, codec, self.encode_input, self.version, past)
+        body = Body(run_id, make, self.returns, codec, self._encode_next, self.version, past)
         body.recorded, body.started = started.recorded or {}, started
         if started.exact:
             body.decode = codec.decode_exact
@@ -185,6 +185,13 @@ class CodeProgram(Program):
         arguments = {**self._defaults(codec), **self._by_name(args, kwargs)}
         data = codec.encode(arguments, f"an argument of {self.name}")
         return self._exact(data, codec) if self._has_fields(codec) else data
+
+    def _encode_next(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec, check: bool) -> bytes:
+        """The arguments of `continue_as`."""
+        data = self.encode_input(args, kwargs, codec)
+        if check:
+            self.check_input(Raw(data), codec)
+        return data
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by parameter name; raises TypeError for a wrong call."""

@@ -36,7 +36,7 @@ def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any =
 @named("wait_signal")
 async def _wait_signal(name: str, timeout: float | timedelta | None, type: Any) -> Any:
     body = require_body("wait_signal()")
-    check_name(name, "the name of a signal")
+    name = check_name(name, "the name of a signal")
     wait = Wait("signal", name, Any if _checked(type, "wait_signal(type=...)") is None else type)
     question = {} if type is None else {"schema": body.codec.question_schema(type)}
     return await body.wait(wait, _deadline(body, timeout), **question)
@@ -72,7 +72,7 @@ def inputs(type: Any = None, *, name: str = INPUT, idle: float | timedelta | Non
     call `continue_as` from time to time; inputs that have not been consumed are carried over.
     """
     require_body("inputs()")
-    check_name(name, "the name of an input")
+    name = check_name(name, "the name of an input")
     if idle is not None:
         seconds(idle, "inputs(idle=...)")
     return Inputs(_checked(type, "inputs(type)"), name, idle)
@@ -136,7 +136,7 @@ async def _approval(
     escalate: tuple[float | timedelta, Sequence[str]] | None,
 ) -> Any:
     body = require_body("approval()")
-    check_name(name, "the name of an approval")
+    name = check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
         "schema": body.codec.question_schema(_checked(schema, "approval(schema=...)")),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from perdure.kernel.ids import WrongValue
+from perdure.kernel.ids import WrongValue, plain
 
 MODES = ("sync", "relaxed", "async", "exit", "every", "manual")
 
@@ -56,7 +56,7 @@ def durability(value: str | Durability) -> Durability:
         return value
     if not isinstance(value, str):
         raise WrongValue(_NO_MODE.format(value))
-    return _by_name(value)
+    return _by_name(plain(value))
 
 
 @cache

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from perdure.errors import InvalidLock
-from perdure.kernel.ids import flaw_of
+from perdure.kernel.ids import flaw_of, plain
 from perdure.kernel.policies.durations import ENDLESS, duration
 
 # A lock is a lease whose key begins with this.
@@ -38,7 +38,7 @@ def check_key(key: str) -> str:
     flaw = flaw_of(key, MAX_KEY)
     if flaw is not None:
         raise InvalidLock(str(key), flaw)
-    return key
+    return plain(key)
 
 
 def check_ttl(ttl: float | timedelta, key: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from perdure.errors import UsageError
-from perdure.kernel.ids import check_name, flaw_of
+from perdure.kernel.ids import check_name, flaw_of, plain
 from perdure.kernel.policies.durations import ENDLESS, duration
 
 MAX_KEY = 255
@@ -178,14 +178,14 @@ def check_key(key: str) -> str:
     flaw = flaw_of(key, MAX_KEY)
     if flaw is not None:
         raise UsageError(f"key={key!r:.80} {flaw}; give the name of whom the run is for, such as key='acme'")
-    return key
+    return plain(key)
 
 
 def check_priority(priority: int) -> int:
     """Return a priority, or raise UsageError."""
     if not _is_int(priority) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise UsageError(f"priority={priority!r} must be an integer between -2**31 and 2**31; a higher one goes first")
-    return priority
+    return int(priority)
 
 
 def _is_int(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from perdure.errors import UsageError
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import WrongValue, check_id, check_text, flaw_of
+from perdure.kernel.ids import WrongValue, check_id, check_text, flaw_of, plain
 from perdure.kernel.policies.durations import ENDLESS, Duration, duration
 from perdure.kernel.policies.queues import check_key, check_priority, check_queue
 
@@ -23,7 +23,7 @@ class Place:
 
 def placed(queue: str | None, key: str | None, priority: int) -> Place:
     """The place that the caller's options name, or UsageError."""
-    check_priority(priority)
+    priority = check_priority(priority)
     if queue is None:
         given = f"key={key!r}" if key is not None else f"priority={priority}" if priority else None
         if given is not None:
@@ -57,7 +57,7 @@ def at_least_one(value: int | None, option: str = "max_concurrency") -> int | No
     """A number that may be left out, such as how many steps of a run may be in flight; or UsageError."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UsageError(f"{option}={value!r} must be at least 1")
-    return value
+    return None if value is None else int(value)
 
 
 Reuse = Literal["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running"]
@@ -101,4 +101,4 @@ def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
         if check_text(value, f"the value of the tag {name!r}").isprintable() or "\0" not in value:
             continue
         raise UsageError(f"the value of the tag {name!r} holds a NUL, which not every store can keep: {value[:60]!r}")
-    return dict(tags) or None
+    return {plain(name): plain(value) for name, value in tags.items()} or None

@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.errors import UsageError
 from perdure.kernel.events import moment
-from perdure.kernel.ids import flaw_of
+from perdure.kernel.ids import flaw_of, plain
 from perdure.kernel.policies.durations import ENDLESS, duration
 from perdure.kernel.policies.retry import fraction
 from perdure.kernel.schedules.cron import check_cron, cron_ticks, zone
@@ -162,7 +162,7 @@ def check_schedule_id(id: str) -> str:
     flaw = flaw_of(id, MAX_ID)
     if flaw is not None:
         raise UsageError(f"the id {id!r:.60} of a schedule {flaw}; choose a short name, such as 'nightly'")
-    return id
+    return plain(id)
 
 
 # --- ticks ----------------------------------------------------------------------------------------------------------

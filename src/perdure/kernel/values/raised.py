@@ -8,6 +8,9 @@ error of that code, like any Exception.
 from __future__ import annotations
 
 import dis
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 
 def pressed(error: BaseException) -> bool:
@@ -27,13 +30,18 @@ def pressed(error: BaseException) -> bool:
 
 def contained(error: BaseException) -> Exception:
     """The error as an Exception, which a future can hold and which ends no loop. Raises it if Ctrl-C was pressed."""
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     if pressed(error):
         raise error
     plain = RuntimeError(brief(error))
     plain.__cause__ = error
     return plain
+
+
+def is_a(value: object, cls: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """As isinstance, by the type alone: the `__class__` of a proxy is code, which may raise."""
+    return issubclass(type(value), cls)
 
 
 def brief(error: BaseException, most: int = 300) -> str:

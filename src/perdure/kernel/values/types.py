@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 
 from perdure.kernel.values.models import is_model, keeps_nan, model_items, model_json, ordered_model
-from perdure.kernel.values.raised import brief, pressed
+from perdure.kernel.values.raised import brief, is_a, pressed
 from perdure.kernel.values.value_versions import VERSION, Versions, versions_of
 
 T = TypeVar("T")
@@ -474,7 +474,7 @@ def _member(key: object) -> str:
 
 
 def _nan_trouble(value: object) -> str | None:
-    if isinstance(value, float) and value - value != 0.0:
+    if is_a(value, float) and value - value != 0.0:
         return f"is {float.__repr__(value)}, which JSON cannot hold"
     return None
 
@@ -484,7 +484,7 @@ def _trouble(value: object) -> str | None:
     if reason := _nan_trouble(value):
         return reason
     try:
-        msgspec.json.encode(base_value(value) if isinstance(value, (str, int, float)) else value)
+        msgspec.json.encode(base_value(value) if is_a(value, (str, int, float)) else value)
     except UnicodeEncodeError as problem:
         return f"holds a lone surrogate at character {problem.start}, which UTF-8 cannot hold"
     except TypeError:
