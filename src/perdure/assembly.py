@@ -39,7 +39,7 @@ from perdure.errors import PerdureError, UsageError
 from perdure.gateway import LocalGateway
 from perdure.inherited import check_main
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import BATCH, BUILT_IN
+from perdure.kernel.ids import BATCH, BUILT_IN, BULK
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue, check_queue
@@ -147,7 +147,7 @@ class Engine(Client):
         lazy = lazy_programs([place for place in given if isinstance(place, str)], self._check_loaded)
         if twice := lazy.keys() & {program.name for program in at_hand}:
             raise UsageError(f"the program {min(twice)!r} is given twice, as a workflow and as the place of one")
-        self._programs = Programs(at_hand, lazy)
+        self._programs = Programs(at_hand, {**lazy, BULK: self._bulk_program})
         self._programs.on_renewed = self._renewed
         base = StoreClient(
             "Engine",
@@ -220,6 +220,12 @@ class Engine(Client):
             self._describe()
             self._service.register()
             self._service.fit_check.code_changed()
+
+    def _bulk_program(self) -> Program:
+        """The program of bulk actions, which few engines ever execute."""
+        from perdure.builtin.bulk import bulk_program
+
+        return bulk_program(self._bulk_runs)
 
     async def _resolve(self, name: str, version: str) -> Program | None:
         """Make the program of a stored definition. It may use what an engine's own program of that name may use."""

@@ -16,6 +16,7 @@ import apsw
 import pytest
 
 from perdure import Engine, connect, sleep, step, workflow
+from perdure import doctor as examined
 from perdure.cli import doctor
 from perdure.kernel.events import StepStarted
 from perdure.stores.open import open_store
@@ -188,7 +189,7 @@ async def test_runs_of_a_living_engine_are_no_warning(tmp_path: Path) -> None:
         run = await engine.start(waits())
         await begun.wait()
         async with connect(url) as client:
-            checks = {check.name: check for check in await doctor._runs(client, None)}
+            checks = {check.name: check for check in await examined._runs(client, None)}
         assert checks["owners"].verdict == "ok"
         assert checks["orchestrators"].found == f"1 alive: {engine.name}"
         go.set()
@@ -223,7 +224,7 @@ def test_a_disk_that_fills_up_is_noticed(
 
 def test_a_large_write_ahead_log_is_a_warning(napping: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("perdure.db-wal").touch()
-    monkeypatch.setattr(doctor, "LARGE_WAL", -1)
+    monkeypatch.setattr(examined, "LARGE_WAL", -1)
     assert check(napping("doctor", "--json").json, "wal")["verdict"] == "warn"
 
 
@@ -231,14 +232,14 @@ def test_a_system_on_which_sqlite3_beside_an_engine_loses_commits_is_warned_of(
     napping: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "guard" not in verdicts(napping("doctor", "--json").json)
-    monkeypatch.setattr(doctor, "guarded", lambda: False)
+    monkeypatch.setattr(examined, "guarded", lambda: False)
     ended = napping("doctor", "--json")
     assert (ended.code, check(ended.json, "guard")["verdict"]) == (0, "warn")
     assert "never with sqlite3" in check(ended.json, "guard")["fix"]
 
 
 def test_an_old_sqlite_is_a_failure(napping: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "OLDEST_SQLITE", (99, 0, 0))
+    monkeypatch.setattr(examined, "OLDEST_SQLITE", (99, 0, 0))
     ended = napping("doctor", "--json")
     assert (ended.code, check(ended.json, "sqlite")["verdict"]) == (1, "fail")
 

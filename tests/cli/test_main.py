@@ -13,8 +13,9 @@ import perdure
 from perdure import assembly
 from perdure.cli import options
 from perdure.cli.exits import ENDS, EPILOGUE, Exit
-from perdure.cli.output import clean, cut, span, value_text
+from perdure.cli.output import clean, cut, value_text
 from perdure.client.reader import Reader
+from perdure.kernel.policies.durations import span
 from tests.cli.conftest import Cli
 
 COMMANDS = ["demo", "run", "runs", "runs ls", "runs show", "runs steps", "runs journal", "runs watch", "doctor"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from perdure import Program, approval, set_state, step, step_context, wait_signal, workflow
+from perdure.graph import Graph, node, route
 
 BIG = 9007199254740993  # no double holds it
 
@@ -63,4 +65,47 @@ async def streams(n: int) -> int:
     return await tokens(n)
 
 
-PROGRAMS: list[Program] = [order, quick, long_text, waits, fails, streams]
+@workflow
+async def looping(count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += await charge(number)
+    return total
+
+
+@dataclass
+class Item:
+    """Something that is sold."""
+
+    name: str
+    price: float
+
+
+@workflow
+async def shaped(item: Item, count: int = 2, *others: Item) -> float:
+    return item.price * count + sum(other.price for other in others)
+
+
+@node
+def doubled(amount: int) -> int:
+    return amount * 2
+
+
+@route(targets=["small", "large"])
+def by_size(doubled: int) -> str:
+    return "large" if doubled > 10 else "small"
+
+
+@node
+def small(doubled: int) -> str:
+    return "small"
+
+
+@node
+def large(doubled: int) -> str:
+    return "large"
+
+
+pipeline = Graph([doubled, by_size, small, large], name="pipeline")
+
+PROGRAMS: list[Program] = [order, quick, long_text, waits, fails, streams, looping, shaped, pipeline]

@@ -90,3 +90,29 @@ async def test_counts_are_by_status_and_program(engine: Engine, http: httpx.Asyn
         ("completed", "quick", 1),
         ("failed", "fails", 1),
     }
+
+
+async def test_a_histogram_has_whole_buckets(engine: Engine, http: httpx.AsyncClient) -> None:
+    await engine.run(quick(1))
+    await engine.run(fails())
+    found = (await http.get("runs/histogram", params={"bucket": "minute"})).json()
+    assert len(found["buckets"]) == 60
+    assert {
+        status: sum(one["counts"].get(status, 0) for one in found["buckets"]) for status in ("completed", "failed")
+    } == {
+        "completed": 1,
+        "failed": 1,
+    }
+    assert all(one["at"].endswith(":00Z") for one in found["buckets"])
+    only = (await http.get("runs/histogram", params={"bucket": "hour", "program": "fails"})).json()
+    assert [one["counts"] for one in only["buckets"] if one["counts"]] == [{"failed": 1}]
+    far = {"bucket": "minute", "since": "2020-01-01T00:00:00Z", "until": "2021-01-01T00:00:00Z"}
+    assert (await http.get("runs/histogram", params=far)).json()["code"] == "invalid_request"
+
+
+async def test_the_beginning_of_an_id_and_a_value_find_runs(engine: Engine, http: httpx.AsyncClient) -> None:
+    for number in range(3):
+        await engine.run(quick(number), id=f"order-{number}")
+    assert len((await http.get("runs", params={"q": "order-"})).json()["runs"]) == 3
+    (found,) = (await http.get("runs", params={"q": "input.amount=2"})).json()["runs"]
+    assert found["id"] == "order-2"

@@ -105,10 +105,10 @@ class RunHandle(Generic[R]):
         """How the run ended; raises nothing but TimeoutError."""
     def status(self) -> RunStatus:
         """The status of the run."""
-    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
+    def cancel(self, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
     def signal(
-        self, name: str, payload: Any = None, signal_id: str | None = None
+        self, name: str, payload: Any = None, signal_id: str | None = None, *, trace: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it."""
     def feed(
@@ -134,7 +134,7 @@ class ScheduleHandle:
         """Fire no tick until it is resumed. Runs that have been started continue."""
     def resume(self) -> None:
         """Fire again, from the next tick; the ticks of the pause are not caught up."""
-    def trigger(self) -> str:
+    def trigger(self, trigger_id: str | None = None) -> str:
         """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
     def next(self, count: int = 10) -> Sequence[datetime]:
         """The next `count` times at which the schedule fires, with jitter, if it is not paused."""
@@ -213,8 +213,10 @@ class Client:
         """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op."""
     def history(self, id: str) -> Sequence[GraphCheckpoint]:
         """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
-    def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
-        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken."""
+    def diagram(
+        self, id: str, *, format: Literal["mermaid", "dot", "json"] = "mermaid", depth: int | None = None
+    ) -> str:
+        """A run of a graph as mermaid, dot or JSON text: its nodes with their statuses, and which edges were taken."""
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
@@ -244,6 +246,7 @@ class Client:
         rules: RulesLike = ...,
         tags: dict[str, str] | None = None,
         memo: bool = False,
+        trace: str | None = None,
     ) -> RunHandle[R]:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says."""
     def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
@@ -282,7 +285,7 @@ class Client:
     ) -> RunResult[R]:
         """Start a run and wait until it ends, however it ends. Takes the options of `start`."""
     def signal(
-        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None, *, trace: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it."""
     def feed(
@@ -297,16 +300,22 @@ class Client:
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
-    def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+    def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
-    def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
-    def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run continue."""
+    def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
+        """Begin no new step of a run. Steps under way finish, and their outcomes are kept. `by` is who asks for it."""
+    def resume(self, id: str, *, by: str | None = None) -> Accepted | Finished:
+        """Let a paused run continue. `by` is who asks for it."""
     def checkpoint(self, id: str) -> int:
         """Make everything durable that a run has done so far, and return the number of the next event."""
     def resolve(
-        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+        self,
+        id: str,
+        *,
+        version: str | None = None,
+        fail: str | None = None,
+        before: str | None = None,
+        by: str | None = None,
     ) -> Accepted | Finished:
         """Let a parked run continue: engines try it again at once."""
     def fork(
@@ -319,13 +328,20 @@ class Client:
         *,
         state: Mapping[str, Any] | None = None,
         set: Mapping[str, Any] | None = None,
+        by: str | None = None,
     ) -> RunHandle[Any]:
         """Start a run that has the past of another up to a point, and continues independently from there."""
     def time_travel(
-        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
+        self,
+        id: str,
+        step: str,
+        inputs: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+        *,
+        by: str | None = None,
     ) -> RunHandle[Any]:
         """Start a run that continues right before a step of another, with other arguments for that step."""
-    def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
+    def retry(self, id: str, *, max_rounds: int | None = None, by: str | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded."""
     @overload
     def update_state(
@@ -336,13 +352,20 @@ class Client:
         self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: Literal[False] = False
     ) -> RunHandle[Any]: ...
     def retry_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+        self,
+        *,
+        by: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
     ) -> BulkReport[RunHandle[Any]]:
         """Retry the runs that match, by default those that failed: at most `limit`, newest first."""
     def cancel_many(
         self,
         reason: str | None = None,
         *,
+        by: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         dry_run: bool = False,
@@ -353,6 +376,7 @@ class Client:
         self,
         reason: str | None = None,
         *,
+        by: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         dry_run: bool = False,
@@ -360,7 +384,13 @@ class Client:
     ) -> BulkReport[Accepted | Finished]:
         """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
     def resume_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+        self,
+        *,
+        by: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
         """Let the paused runs that match continue."""
     def signal_many(

@@ -11,10 +11,11 @@ import msgspec
 from perdure.cli.clients import view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
-from perdure.cli.output import cut, note, pairs, span, table, value_text, write_json
+from perdure.cli.output import cut, note, pairs, table, value_text, write_json
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
 from perdure.kernel.events import Batch, moment
+from perdure.kernel.policies.durations import span
 from perdure.ports.blobs import sources_of
 
 if TYPE_CHECKING:

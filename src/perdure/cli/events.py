@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.cli.output import clean, cut, first_line, span, value_text, when, write_json
+from perdure.cli.output import clean, cut, first_line, value_text, when, write_json
 from perdure.client.views import RunView
 from perdure.kernel.events import Entry, moment
+from perdure.kernel.policies.durations import span
 from perdure.kernel.values.failures import Failure
 
 # Events that end something, which are highlighted.

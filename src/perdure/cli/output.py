@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.exits import Exit
+from perdure.kernel.policies.durations import span
 
 if TYPE_CHECKING:
     from perdure.client.views import StepView
@@ -197,17 +198,6 @@ def distance(at: datetime, now: datetime | None = None) -> str:
     """The distance of a time from now."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
     return f"in {span(-seconds)}" if seconds < -0.5 else f"{span(seconds)} ago"
-
-
-def span(seconds: float) -> str:
-    """A duration in its largest fitting unit."""
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def error_text(error: Failure, indent: str = "  ") -> str:

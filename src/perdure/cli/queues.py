@@ -6,7 +6,8 @@ from cyclopts import App
 
 from perdure.cli.clients import with_reader
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
-from perdure.cli.output import note, span, table, write_json
+from perdure.cli.output import note, table, write_json
+from perdure.kernel.policies.durations import span
 
 app = App(name="queues", help="Show the queues.")
 

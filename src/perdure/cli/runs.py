@@ -29,7 +29,6 @@ from perdure.cli.output import (
     first_line,
     note,
     pairs,
-    span,
     table,
     value_text,
     when,
@@ -41,6 +40,7 @@ from perdure.client.why import Why
 from perdure.kernel.divergence.repair import code_at, last_command
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Batch, Entry, RunParked, RunResumed, RunStatus, StepStatus, moment
+from perdure.kernel.policies.durations import span
 from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR
 

@@ -36,6 +36,11 @@ class BulkItem(Generic[T_co]):
     result: T_co | None = None
     error: Exception | None = None
 
+    @property
+    def skipped(self) -> bool:
+        """Whether there was nothing to do: the run had ended, or it was a duplicate."""
+        return isinstance(self.result, _NOTHING_TO_DO)
+
 
 @dataclass(frozen=True, slots=True)
 class BulkReport(Generic[T_co]):
@@ -52,12 +57,12 @@ class BulkReport(Generic[T_co]):
     @property
     def done(self) -> list[T_co]:
         """The results of the runs that were acted on: handles, or what the call for one run returns."""
-        return [item.result for item in self.items if item.result is not None and not _is_idle(item)]
+        return [item.result for item in self.items if item.result is not None and not item.skipped]
 
     @property
     def skipped(self) -> list[BulkItem[T_co]]:
         """Runs for which there was nothing to do: they had ended, or it was a duplicate."""
-        return [item for item in self.items if _is_idle(item)]
+        return [item for item in self.items if item.skipped]
 
     @property
     def failed(self) -> list[BulkItem[T_co]]:
@@ -74,10 +79,6 @@ class BulkReport(Generic[T_co]):
 
     def __len__(self) -> int:
         return len(self.items)
-
-
-def _is_idle(item: BulkItem[Any]) -> bool:
-    return isinstance(item.result, _NOTHING_TO_DO)
 
 
 class Bulk:
@@ -118,8 +119,9 @@ class Bulk:
         matching = await self._queries.filter(what, cast("RunFilters", {"status": status, **given}))
         while True:
             want = min(AT_ONCE, limit - len(items))
-            page, cursor = await self._page(matching, cursor, want, latest)
-            items += await self._act_on(page, act, len(items), dry_run)
+            rows, cursor = await self.page(matching, cursor, want, latest)
+            page = [row.run_id for row in rows]
+            items += await self.act_on(page, act, len(items), dry_run)
             lost = any(isinstance(item.error, StoreUnavailable) for item in items[-len(page) :] if page)
             if cursor is None or len(items) >= limit or lost:
                 return BulkReport(items, cursor, dry_run)
@@ -144,18 +146,18 @@ class Bulk:
             raise UsageError(f"{what}(ids=[...]) names {len(ids):,} runs, more than limit={limit:,}")
         items: list[BulkItem[T]] = []
         for start in range(0, len(ids), AT_ONCE):
-            items += await self._act_on(ids[start : start + AT_ONCE], act, start, dry_run)
+            items += await self.act_on(ids[start : start + AT_ONCE], act, start, dry_run)
         return BulkReport(items, None, dry_run)
 
-    async def _page(
+    async def page(
         self,
         matching: RunFilter,
         cursor: str | None,
         want: int,
         latest: bool,
-    ) -> tuple[list[str], str | None]:
-        """The next page of matching run_ids, and its cursor; None at the end."""
-        page: list[str] = []
+    ) -> tuple[list[RunRow], str | None]:
+        """The next matching runs, and the cursor after them; None at the end."""
+        page: list[RunRow] = []
         while True:
             filter = replace(matching, limit=AT_ONCE, cursor=cursor)
             found = await self._base.store.runs.list(filter)
@@ -163,7 +165,7 @@ class Bulk:
                 cursor = run.run_id
                 if await self._goes_with_its_root(run, matching) or (latest and not await self._is_latest(run)):
                     continue
-                page.append(run.run_id)
+                page.append(run)
                 if len(page) == want:
                     return page, cursor
             if len(found) < AT_ONCE:
@@ -178,9 +180,11 @@ class Bulk:
         root = await self._base.store.runs.get(run.root) if run.root else None
         return root is not None and matching.fits(root)
 
-    async def _act_on(
+    async def act_on(
         self, ids: Sequence[str], act: Callable[[str], Awaitable[T]], first: int, dry_run: bool
     ) -> list[BulkItem[T]]:
+        """Call `act` with each of these runs; `first` is the index of the first."""
+
         async def one(index: int, run: str) -> BulkItem[T]:
             id = run
             try:

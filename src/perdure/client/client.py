@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
-from typing import Any, Literal, TypeVar, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, get_args, overload
 
 from perdure.client.base import StoreClient, delegated
 from perdure.client.batches import Batches
@@ -41,6 +41,9 @@ from perdure.kernel.policies.start_options import Reuse
 from perdure.kernel.program import Program
 from perdure.kernel.schedules.schedule import CatchUp, Overlap
 
+if TYPE_CHECKING:
+    from perdure.client.bulk_runs import BulkRuns
+
 R = TypeVar("R")
 
 
@@ -62,6 +65,13 @@ class Client(Reader):
         self._capsules = Capsules(base, gateway, queries)
         self._pruner = Pruner(base, self._capsules)
         self._rebuilder = Rebuilder(base)
+
+    @property
+    def _bulk_runs(self) -> BulkRuns:
+        """What does one thing to many runs; made when it is needed, which is rare."""
+        from perdure.client.bulk_runs import BulkRuns
+
+        return BulkRuns(self._base, self._queries, self._messages, self._forks, self._starts, self._bulk)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
@@ -100,13 +110,15 @@ class Client(Reader):
         rules: RulesLike = (),
         tags: dict[str, str] | None = None,
         memo: bool = False,
+        trace: str | None = None,
     ) -> RunHandle[R]:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says.
 
         A run in a `queue` begins when the limits of the queue allow it: higher `priority` first, and keys take turns.
         With `debounce` it begins once no other start under its id, or its queue and key, has come for that long; the
         starts that came before share one run, which begins with the last input. With `memo`, a graph that has run under
-        this id runs again, and its nodes keep their results of then where they have the same arguments.
+        this id runs again, and its nodes keep their results of then where they have the same arguments. `trace` is the
+        trace that the caller is in, as a `traceparent`.
         """
         return await self._starts.start(
             Start(
@@ -124,6 +136,7 @@ class Client(Reader):
                 rules=rules,
                 tags=tags,
                 memo=memo,
+                trace=trace,
             )
         )
 
@@ -224,20 +237,34 @@ class Client(Reader):
     # --- many runs at once --------------------------------------------------------------------------------------------
 
     async def retry_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+        self,
+        *,
+        by: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
     ) -> BulkReport[RunHandle[Any]]:
         """Retry the runs that match, by default those that failed: at most `limit`, newest first.
 
         Of several runs under one id only the latest counts.
         """
         return await self._bulk.each(
-            "retry_many", filters, (RunStatus.FAILED,), self.retry, limit, cursor, dry_run, latest=True
+            "retry_many",
+            filters,
+            (RunStatus.FAILED,),
+            lambda id: self.retry(id, by=by),
+            limit,
+            cursor,
+            dry_run,
+            latest=True,
         )
 
     async def cancel_many(
         self,
         reason: str | None = None,
         *,
+        by: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         dry_run: bool = False,
@@ -245,13 +272,14 @@ class Client(Reader):
     ) -> BulkReport[Cancelled | AlreadyFinished]:
         """Ask the unfinished runs that match to end."""
         return await self._bulk.each(
-            "cancel_many", filters, UNFINISHED, lambda id: self.cancel(id, reason), limit, cursor, dry_run
+            "cancel_many", filters, UNFINISHED, lambda id: self.cancel(id, reason, by=by), limit, cursor, dry_run
         )
 
     async def pause_many(
         self,
         reason: str | None = None,
         *,
+        by: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         dry_run: bool = False,
@@ -260,14 +288,22 @@ class Client(Reader):
         """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
         going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
         return await self._bulk.each(
-            "pause_many", filters, going, lambda id: self.pause(id, reason), limit, cursor, dry_run
+            "pause_many", filters, going, lambda id: self.pause(id, reason, by=by), limit, cursor, dry_run
         )
 
     async def resume_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+        self,
+        *,
+        by: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
         """Let the paused runs that match continue."""
-        return await self._bulk.each("resume_many", filters, (RunStatus.PAUSED,), self.resume, limit, cursor, dry_run)
+        return await self._bulk.each(
+            "resume_many", filters, (RunStatus.PAUSED,), lambda id: self.resume(id, by=by), limit, cursor, dry_run
+        )
 
     async def signal_many(
         self,

@@ -62,6 +62,7 @@ class Forks:
         *,
         state: Mapping[str, Any] | None = None,
         set: Mapping[str, Any] | None = None,
+        by: str | None = None,
     ) -> RunHandle[Any]:
         """Start a run that has the past of another up to a point, and continues independently from there.
 
@@ -69,7 +70,8 @@ class Forks:
         it the fork begins right after the last op that is edited, at the beginning when `inputs` are given, or else
         where the run is now. `values` gives ops another outcome, by op path, or in a graph by the name of the value;
         `inputs` gives the workflow other arguments, by name; `state` replaces values of set_state(). Raises ForkRefused
-        when the code does not fit the past that is kept. `set` is the former name of `values`, and deprecated.
+        when the code does not fit the past that is kept. `by` is who asks for it. `set` is the former name of `values`,
+        and deprecated.
         """
         if set is not None and values is not None:
             raise UsageError("fork(set=...) is the former name of values=...; give one of them")
@@ -82,15 +84,22 @@ class Forks:
         else:
             point = Point(1) if inputs else forks.at_end(batches)
         changes = await self._input(run, batches, inputs) if inputs else {}
-        return await self._fork(run, batches, point, new_id, changes, values=outcomes, state=self._encoded(state or {}))
+        edits = {"values": outcomes, "state": self._encoded(state or {})}
+        return await self._fork(run, batches, point, new_id, changes, by, **edits)
 
     async def time_travel(
-        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
+        self,
+        id: str,
+        step: str,
+        inputs: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+        *,
+        by: str | None = None,
     ) -> RunHandle[Any]:
         """Start a run that continues right before a step of another, with other arguments for that step.
 
         `step` is an op path such as `process:2` or `rag:1/generate:0`. `inputs` are arguments by name; the others stay
-        as they were. A child takes them too.
+        as they were. A child takes them too. `by` is who asks for it.
         """
         run, batches = await self.origin(id)
         found = forks.ops(batches)
@@ -104,7 +113,7 @@ class Forks:
             raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with values= gives it a value")
         given = {step if chunk else op.path: self._encoded(inputs)} if inputs else None
         if flow is None:
-            return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
+            return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, by, inputs=given)
         again = flow.affected(op.path, {path: one.began for path, one in found.items()}) | {op.path}
         again |= {path for path in found if path.startswith((f"{op.path}/", f"{op.path}["))}
         now = self._base.clock.now()
@@ -113,7 +122,7 @@ class Forks:
         started = forks.beginning(batches, run.run_id, now, id=id, memo=run.run_id)
         items = {chunk: item} if chunk else None
         past = rerun(batches, again, {}, started, now, inputs=given, items=items)
-        return await self._begin(run, run_id, started, past)
+        return await self._begin(run, run_id, started, forks.asked_by(past, check_text(by, "by")))
 
     async def update_state(
         self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: bool = False
@@ -234,14 +243,15 @@ class Forks:
         self._gateway.created(run_id, started)
         return self._handle(started.id, run_id, started)
 
-    async def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
+    async def retry(self, id: str, *, max_rounds: int | None = None, by: str | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
 
         It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
         the same idempotency key. Of a batch, also of one that completed, the rows run that failed, and those that never
         ran. Raises CannotRetry, before anything is executed, when the run would get no further.
-        `max_rounds`: how many rounds the loops of a graph may have from now on.
+        `max_rounds`: how many rounds the loops of a graph may have from now on. `by` is who asks for it.
         """
+        person = check_text(by, "by")
         if max_rounds is not None and (
             isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1
         ):
@@ -262,10 +272,10 @@ class Forks:
         )
         run_id = self._base.new_run_id(now)
         if run.program.endswith(BATCH):
-            past: Sequence[Batch] = rerun(batches, (), {}, started, now, items=dict.fromkeys(failed, ""))
+            past = rerun(batches, (), {}, started, now, items=dict.fromkeys(failed, ""))
         else:
             past = await self._retried(run.id, run_id, batches, started, now)
-        if await create_with_past(self._base, run_id, past):
+        if await create_with_past(self._base, run_id, forks.asked_by(past, person)):
             self._gateway.created(run_id, started)
             return self._handle(run.id, run_id, started)
         # Another caller has retried it, or started another run under its id.
@@ -276,7 +286,7 @@ class Forks:
 
     async def _retried(
         self, id: str, run_id: str, batches: Sequence[Batch], started: RunStarted, now: float
-    ) -> Sequence[Batch]:
+    ) -> list[Batch]:
         """The journal of the next incarnation: the first candidate that the code fits."""
         candidates = withdrawals(batches)
         refused: CannotRetry | None = None
@@ -370,13 +380,14 @@ class Forks:
         point: Point,
         new_id: str | None,
         changes: Mapping[str, Any],
+        by: str | None,
         **edits: Any,
     ) -> RunHandle[Any]:
         now = self._base.clock.now()
         run_id = self._base.new_run_id(now)
         id = run_id if new_id is None else check_id(new_id)
         started = forks.beginning(batches, run.run_id, now, id=id, **changes)
-        past = forks.fork(batches, point, started, now, **edits)
+        past = forks.asked_by(forks.fork(batches, point, started, now, **edits), check_text(by, "by"))
         if not await self._gateway.check_replay(run.id, run_id, past):
             _check_values(run.id, batches, edits.get("values") or {})
         if not await create_with_past(self._base, run_id, past):

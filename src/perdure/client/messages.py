@@ -19,7 +19,7 @@ from perdure.errors import AnswerRejected, NoSuchRun, StepCancelled, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.chunks import MAP, open_chunks
 from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, generated_id
+from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, check_trace, generated_id
 from perdure.kernel.inbound import (
     UNDECIDED,
     Accepted,
@@ -67,20 +67,22 @@ class Messages:
         self._base, self._gateway = base, gateway
 
     async def signal(
-        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None, *, trace: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it.
 
-        Raises SignalRejected when the run waits for a signal of this name and of another type.
+        `trace` is the trace that the caller is in, as a `traceparent`. Raises SignalRejected when the run waits for a
+        signal of this name and of another type.
         """
         name = check_name(name, "the name of a signal")
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
         check = partial(check_signal, payload=data, name=name)
+        traced = "" if trace is None else check_trace(trace)
 
         def decide(state: RunState, child: str) -> inbound.Events | Duplicate | Finished:
-            return inbound.signal(state, name, Raw(data), key, child, check)
+            return inbound.signal(state, name, Raw(data), key, child, check, traced)
 
         return _unless_own(await self.tell(id, decide), signal_id)
 
@@ -143,34 +145,38 @@ class Messages:
             verdict = await self.tell(chunk.state.run_id, lambda state, child, op=op: decide(op, state, child))  # type: ignore[misc]
         return verdict
 
-    async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
-        why = check_text(reason, "the reason", MAX_REASON)
+    async def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins.
+
+        `by` is who asks, for its journal.
+        """
+        why, person = check_text(reason, "the reason", MAX_REASON), check_text(by, "by")
         await self._report_cancelled(id, why)
         with_chunks = _WithChunks(
-            lambda state, child: inbound.cancel(state, why, child),
+            lambda state, child: inbound.cancel(state, why, child, person),
             lambda state: state.parked is not None,  # else its owner cancels them
         )
         verdict = await self.tell_known(id, with_chunks)
         for chunk in with_chunks.chunks:
-            await self.cancel(chunk, why)
+            await self.cancel(chunk, why, by=by)
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
-    async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
-        why = check_text(reason, "the reason", MAX_REASON)
-        with_chunks = _WithChunks(lambda state, child: inbound.pause(state, why, child))
+    async def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
+        """Begin no new step of a run. Steps under way finish, and their outcomes are kept. `by` is who asks for it."""
+        why, person = check_text(reason, "the reason", MAX_REASON), check_text(by, "by")
+        with_chunks = _WithChunks(lambda state, child: inbound.pause(state, why, child, person))
         verdict = await self.tell_known(id, with_chunks)
         for chunk in with_chunks.chunks:
-            await self.pause(chunk, why)
+            await self.pause(chunk, why, by=by)
         return verdict
 
-    async def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run continue."""
-        with_chunks = _WithChunks(inbound.resume)
+    async def resume(self, id: str, *, by: str | None = None) -> Accepted | Finished:
+        """Let a paused run continue. `by` is who asks for it."""
+        person = check_text(by, "by")
+        with_chunks = _WithChunks(lambda state, child: inbound.resume(state, child, person))
         verdict = await self.tell_known(id, with_chunks)
         for chunk in with_chunks.chunks:
-            await self.resume(chunk)
+            await self.resume(chunk, by=by)
         return verdict
 
     async def checkpoint(self, id: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -75,6 +76,7 @@ from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
 from perdure.kernel.values.items import KEY, Items, parts_of, reference
 from perdure.kernel.values.skips import plain_result, why_no_result
+from perdure.ports.journal import Head
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import Match, RunFilter, Span
 from perdure.ports.store import Store, definitions_of
@@ -118,6 +120,15 @@ class RunFilters(TypedDict, total=False):
     search: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class RowPage:
+    """A page of rows. `cursor` and `searched` as in RunPage."""
+
+    rows: Sequence[tuple[RunRow, Head]]
+    cursor: str | None = None
+    searched: int | None = None
+
+
 class Queries:
     """Reads runs, their steps and their journals."""
 
@@ -139,21 +150,33 @@ class Queries:
         limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
         _ = check_cursor(cursor, "list")
         filter = await self.filter("list", filters)
-        # One more than asked for shows whether there is another page.
-        filter = replace(filter, limit=limit + 1, cursor=cursor, values=values)
+        found = await self.page(replace(filter, values=values), limit, cursor)
+        page = RunPage()
+        for some in sliced(found.rows):
+            page += [run_summary(await self._load_or_say(run) if values else Loaded(run), head) for run, head in some]
+            await asyncio.sleep(0)
+        page.cursor, page.searched = found.cursor, found.searched
+        return page
+
+    async def page(
+        self, filter: RunFilter, limit: int, cursor: str | None, programs: Collection[str] | None = None
+    ) -> RowPage:
+        """The rows that match, newest first, a page at a time; only those of some programs, unless that is None."""
         # No index has tags and values: a search ends before it has gone through years of runs.
         searching = bool(filter.tags) or filter.match is not None
         floor = await self._base.store.runs.nth(SEARCHED - 1, cursor) if searching else None
-        found = await self._base.store.runs.list(replace(filter, floor=floor or ""))
-        page = RunPage()
-        for some in sliced(found[:limit]):
-            page += [run_summary(await self._load_or_say(run) if values else Loaded(run), head) for run, head in some]
-            await asyncio.sleep(0)
+        # One more than asked for shows whether there is another page.
+        filter = replace(filter, limit=limit + 1, cursor=cursor, floor=floor or "")
+        if programs is None:
+            found = await self._base.store.runs.list(filter)
+        else:
+            # The page of all of them is in the pages of each.
+            wanted = {*programs} if filter.program is None else {filter.program} & {*programs}
+            each = [await self._base.store.runs.list(replace(filter, program=name)) for name in sorted(wanted)]
+            found = sorted((one for rows in each for one in rows), key=lambda one: one[0].run_id, reverse=True)
         if len(found) > limit:
-            page.cursor = page[-1].run_id
-        elif floor is not None:
-            page.cursor, page.searched = floor, SEARCHED
-        return page
+            return RowPage(found[:limit], found[limit - 1][0].run_id)
+        return RowPage(found, floor, None if floor is None else SEARCHED)
 
     async def counts(self) -> Sequence[RunCount]:
         """How many runs there are, by program and status: children too, and runs of perdure's own programs not.
@@ -442,8 +465,10 @@ class Queries:
             found.append(_checkpoint(state, last.seq, last.at, "", values, prefix))
         return found
 
-    async def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
-        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken.
+    async def diagram(
+        self, id: str, *, format: Literal["mermaid", "dot", "json"] = "mermaid", depth: int | None = None
+    ) -> str:
+        """A run of a graph as mermaid, dot or JSON text: its nodes with their statuses, and which edges were taken.
 
         Without the graph, it is drawn as it was when the run was executed. Takes the options of `Graph.diagram`.
         """

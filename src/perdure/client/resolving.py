@@ -20,7 +20,7 @@ from perdure.kernel.history.rewind import Truncated
 from perdure.kernel.ids import MAX_REASON, check_text, check_version, step_key
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Finished, Undecided
 from perdure.kernel.projection import RunRow, row
-from perdure.kernel.state import fold
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.failures import describe
 from perdure.ports.appends import create, extend
 
@@ -32,24 +32,35 @@ class Resolver:
         self._base, self._gateway, self._messages, self._forks = base, gateway, messages, forks
 
     async def resolve(
-        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+        self,
+        id: str,
+        *,
+        version: str | None = None,
+        fail: str | None = None,
+        before: str | None = None,
+        by: str | None = None,
     ) -> Accepted | Finished:
         """Let a parked run continue: engines try it again at once.
 
         `version` pins the run to that version of its program; `fail` ends it as failed, for that reason. `before` lets
         it continue from right before an op, as a new incarnation under its id; the answer lists the steps that may be
-        executed again. Raises NotParked when the run is not parked.
+        executed again. `by` is who decides, for its journal. Raises NotParked when the run is not parked.
         """
         if fail is not None and (version is not None or before is not None):
             raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
+        person = check_text(by, "by")
         pin = "" if version is None else check_version(version, "version")
         if before is not None:
-            return await self._truncate(id, check_text(before, "before"), pin)
+            return await self._truncate(id, check_text(before, "before"), pin, person)
         why = check_text(fail, "the reason", MAX_REASON)
         failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self._base.codec)
-        return await self._messages.tell_known(id, lambda state, child: inbound.resolve(state, pin, failure, child))
 
-    async def _truncate(self, id: str, op: str, version: str) -> Truncated | Finished:
+        def decide(state: RunState, child: str) -> inbound.Events | Finished:
+            return inbound.resolve(state, pin, failure, child, person)
+
+        return await self._messages.tell_known(id, decide)
+
+    async def _truncate(self, id: str, op: str, version: str, by: str) -> Truncated | Finished:
         """End a parked run, and continue from before an op in a new journal, in one commit."""
 
         async def attempt() -> Decided[Truncated | Finished] | Undecided:
@@ -61,7 +72,7 @@ class Resolver:
             if isinstance(ending, Finished):
                 return Decided(ending)
             await self._check_latest(run)
-            past = await self._past_before(run, run_id, batches, op, version, now)
+            past = forks.asked_by(await self._past_before(run, run_id, batches, op, version, now), by)
             remote = [path for path, open_op in state.ops.items() if open_op.kind == "remote"]
             self._base.states.forget(run.run_id)
             append = extend(state, ending, now)

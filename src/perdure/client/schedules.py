@@ -17,6 +17,7 @@ from perdure.client.queries import pages
 from perdure.client.starts import Start, Starts
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel.events import RunStatus, moment
+from perdure.kernel.ids import MAX_ID, check_id, check_text
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Duplicate, Undecided
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
@@ -307,11 +308,14 @@ class ScheduleHandle:
         """Fire again, from the next tick; the ticks of the pause are not caught up."""
         await self._send(Resume(self._schedules.base.clock.now()))
 
-    async def trigger(self) -> str:
-        """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
-        now = self._schedules.base.clock.now()
-        run = f"{tick_id(self.id, now)}!{secrets.token_hex(3)}"
-        await self._send(Trigger(now, run))
+    async def trigger(self, trigger_id: str | None = None) -> str:
+        """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id.
+
+        A `trigger_id` deduplicates it: called again with the same one, it returns the id of the same run.
+        """
+        now, key = self._schedules.base.clock.now(), check_text(trigger_id, "trigger_id", MAX_ID)
+        run = f"{self.id}!{key}" if key else f"{tick_id(self.id, now)}!{secrets.token_hex(3)}"
+        await self._send(Trigger(now, check_id(run)), key)
         return run
 
     async def next(self, count: int = 10) -> Sequence[datetime]:
@@ -395,8 +399,8 @@ class ScheduleHandle:
             return False
         return True
 
-    async def _send(self, control: Control) -> None:
-        key = secrets.token_hex(8)
+    async def _send(self, control: Control, key: str = "") -> None:
+        key = key or secrets.token_hex(8)
 
         async def attempt() -> Decided[None] | Undecided:
             verdict = await self._schedules.messages.signal(PREFIX + self.id, CONTROL, control, key)

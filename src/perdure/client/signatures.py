@@ -57,6 +57,11 @@ class Signatures:
         named = {one.named(input) for one in fitting} if not input.startswith(b"{") else ()
         return next(iter(named)) if len(named) == 1 else input
 
+    async def of(self, program: str) -> Signature | None:
+        """What a program takes, as a worker that has it says; None if none does."""
+        await self._read(asyncio.get_running_loop().time() - KNOWN_SECONDS)
+        return next(iter(self._known(program).values()), None)
+
     def _known(self, program: str) -> dict[str, Signature]:
         """What the program takes, by worker; empty unless all that may have it say so."""
         found: dict[str, Signature] = {}

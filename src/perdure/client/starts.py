@@ -22,7 +22,7 @@ from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import RunStarted
 from perdure.kernel.history.retry_points import memoized
-from perdure.kernel.ids import check_id
+from perdure.kernel.ids import check_id, check_trace
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
@@ -68,6 +68,7 @@ class Start(Generic[R_co]):
     rules: RulesLike = ()
     tags: dict[str, str] | None = None
     memo: bool = False
+    trace: str | None = None
 
 
 class Starts:
@@ -291,6 +292,7 @@ class Starts:
             scheduled_at=encoded.scheduled_at if encoded is not None else None,
             exact=1 if program is None or encoded is not None else 2,
             structure="" if program is None else program.structure,
+            trace="" if request.trace is None else check_trace(request.trace),
         )
         if program is not None and encoded is None and not self._gateway.begins_here(started):
             # It is decoded elsewhere, and later, where the caller gets no error: refuse here what does not fit.

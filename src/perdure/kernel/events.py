@@ -145,6 +145,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     memo: str = ""
     # For a graph: the id of the blob with its structure when the run was started. Only explanations and views use it.
     structure: str = ""
+    # The trace that the caller was in: a `traceparent`, with the `tracestate` after a space where there is one.
+    trace: str = ""
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -359,13 +361,14 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
 class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
     """A client or another run sent a signal. It is kept until a wait for its name consumes it, in order.
 
-    `child` is the op path of the child that it was sent to; empty: the root.
+    `child` is the op path of the child that it was sent to; empty: the root. `trace` is as in RunStarted.
     """
 
     name: str
     payload: Raw = NULL
     signal_id: str = ""
     child: str = ""
+    trace: str = ""
 
 
 class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
@@ -415,9 +418,10 @@ class StateSet(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class RunPaused(Event, frozen=True, tag=True, omit_defaults=True):
-    """Nothing new begins until the run is resumed."""
+    """Nothing new begins until the run is resumed. `by`: who paused it."""
 
     reason: str = ""
+    by: str = ""
 
 
 class ChunkAppended(Event, frozen=True, tag=True, omit_defaults=True):
@@ -447,11 +451,12 @@ class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
-    """A request to end the run, or its child at this op path. `given_up`: the parent requests it."""
+    """A request to end the run, or its child at this op path. `given_up`: the parent requests it; `by`: who did."""
 
     reason: str = ""
     child: str = ""
     given_up: bool = False
+    by: str = ""
 
 
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
@@ -480,18 +485,19 @@ class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
 class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
     """A paused or parked run continues; with another `version` of its program, if given.
 
-    `reason`: why a parked run does.
+    `reason`: why a parked run does. `by`: who resumed or resolved it.
     """
 
     version: str = ""
     reason: str = ""
+    by: str = ""
 
 
 class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     """The past of the origin ends here: the events before it are those of `run_id` before `seq`, `moved` seconds later.
 
     `inputs` replace arguments that the program gives to ops, by op and name; `state` are values that are published from
-    here on. `run` is the context of the origin, without tags.
+    here on. `run` is the context of the origin, without tags. `by`: who asked for it.
     """
 
     run_id: str
@@ -500,6 +506,7 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     inputs: dict[str, dict[str, Raw]] | None = None
     state: dict[str, Raw] | None = None
     run: RunContext | None = None
+    by: str = ""
 
 
 class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):

@@ -37,6 +37,8 @@ REMOTE = "perdure.step."
 BATCH = "[]"
 # The program of the runs that hold definitions: see client/definitions.py.
 STORED = "perdure.flow"
+# The program of the runs that do one thing to many others: see client/bulk_runs.py.
+BULK = "perdure.bulk"
 # The signal under which a run gets its inputs, unless another name is chosen.
 INPUT = "input"
 
@@ -123,6 +125,19 @@ def check_text(text: str | None, what: str, limit: int = 1000) -> str:
     if not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise UsageError(f"{what} holds a lone surrogate, which no store can keep: {text[:60]!r}")
     return plain(text)
+
+
+# A `traceparent` of W3C Trace Context, with the `tracestate` after a space where there is one.
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?: [\x21-\x7e][\x20-\x7e]{0,511})?")
+
+
+def check_trace(trace: str) -> str:
+    """Return the trace that a caller is in, or raise UsageError."""
+    if not isinstance(trace, str) or not _TRACE.fullmatch(trace):
+        raise UsageError(
+            f"trace={trace!r:.80} is no traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        )
+    return trace
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:

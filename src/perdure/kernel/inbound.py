@@ -107,6 +107,7 @@ def signal(
     signal_id: str,
     child: str = "",
     check: Callable[[OpenOp], None] = lambda wait: None,
+    trace: str = "",
 ) -> Events | Duplicate | Finished:
     """Send a signal. One with a known `signal_id` is a duplicate, even if its payload is another one.
 
@@ -120,7 +121,7 @@ def signal(
     waiting = state.waits.get(to)
     if waiting and not state.inbox.get(to):
         check(state.ops[waiting[0]])
-    return [SignalReceived(name, payload, signal_id, child)]
+    return [SignalReceived(name, payload, signal_id, child, trace)]
 
 
 def answer(
@@ -205,13 +206,13 @@ def _listed(questions: Sequence[tuple[str, WaitOpened]]) -> str:
     return paths if len(questions) <= 10 else f"{paths} and {len(questions) - 10} others"
 
 
-def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFinished:
+def cancel(state: RunState, reason: str, child: str = "", by: str = "") -> Events | AlreadyFinished:
     """Cancel a run. A run that never began, or is parked, ends at once."""
     if (status := final_status(state, child)) is not None:
         return AlreadyFinished(status)
     if child:
-        return [CancelRequested(reason, child)]
-    request = CancelRequested(reason)
+        return [CancelRequested(reason, child, by=by)]
+    request = CancelRequested(reason, by=by)
     if state.epoch == 0 or state.parked is not None:
         return [request, RunFinished(RunStatus.CANCELLED, reason=reason)]
     return [] if state.cancel_requested is not None else [request]
@@ -232,15 +233,15 @@ def report(state: RunState, outcome: StepSucceeded | StepFailed | StepSkipped) -
     return [outcome] if open_op is not None and open_op.kind == "remote" else Duplicate()
 
 
-def pause(state: RunState, reason: str, child: str = "") -> Events | Finished:
+def pause(state: RunState, reason: str, child: str = "", by: str = "") -> Events | Finished:
     """Pause a run: no new step begins."""
     _refuse_child(child, "paused")
     if state.finished is not None:
         return Finished(state.finished.status)
-    return [] if state.paused is not None else [RunPaused(reason)]
+    return [] if state.paused is not None else [RunPaused(reason, by)]
 
 
-def resume(state: RunState, child: str = "") -> Events | Finished:
+def resume(state: RunState, child: str = "", by: str = "") -> Events | Finished:
     """Resume a paused run."""
     _refuse_child(child, "resumed")
     if state.finished is not None:
@@ -254,7 +255,8 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     if state.paused is None:
         return []
     # RunResumed ends both a pause and a parking, so a parked run is parked again.
-    return [RunResumed()] if state.parked is None else [RunResumed(), state.parked]
+    resumed = RunResumed(by=by)
+    return [resumed] if state.parked is None else [resumed, state.parked]
 
 
 # Why a run is unparked, by the kind of its parking. For all other kinds, the code did not fit and does now.
@@ -266,14 +268,14 @@ UNPARKED = {
 }
 
 
-def unpark(state: RunState, version: str = "", *, by_hand: bool = False) -> Events:
+def unpark(state: RunState, version: str = "", *, by_hand: bool = False, by: str = "") -> Events:
     """Let a parked run continue; if it was paused too, it stays paused until it is resumed."""
     kind = "by hand" if by_hand or state.parked is None else state.parked.kind
-    resumed = RunResumed(version, UNPARKED.get(kind, "deployed code fits again"))
+    resumed = RunResumed(version, UNPARKED.get(kind, "deployed code fits again"), by)
     return [resumed] if state.paused is None else [resumed, state.paused]
 
 
-def resolve(state: RunState, version: str, failure: Failure | None, child: str = "") -> Events | Finished:
+def resolve(state: RunState, version: str, failure: Failure | None, child: str = "", by: str = "") -> Events | Finished:
     """Let a parked run continue, with another version of its program if given; or end it as failed."""
     _refuse_child(child, "resolved")
     if state.finished is not None:
@@ -283,7 +285,7 @@ def resolve(state: RunState, version: str, failure: Failure | None, child: str =
     if failure is not None:
         return [RunFinished(RunStatus.FAILED, error=failure, reason=failure.message)]
     refuse_redacted(state)
-    return unpark(state, version, by_hand=True)
+    return unpark(state, version, by_hand=True, by=by)
 
 
 def refuse_redacted(state: RunState) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias, get_args
 
 from starlette.requests import Request
 
 from perdure.errors import UsageError
+from perdure.kernel.ids import BATCH
 
-# What a route asks for. `any`: everybody who is let in at all, with whatever permissions.
+# What a route asks for. `any`: every caller who is let in at all, with whatever permissions.
 Permission = Literal["read", "run", "approve", "debug", "admin", "metrics"]
 Role = Literal["any", "read", "run", "approve", "debug", "admin", "metrics"]
 PERMISSIONS: tuple[str, ...] = get_args(Permission)
@@ -23,12 +25,15 @@ class Access:
     `may` are permissions: `read`, `run` (start, signal, cancel, pause, resume, retry, fork), `approve`, `debug`
     (source, variables, capsules), `admin` (schedules, locks, resolve), `metrics`. `programs` narrows them to runs of
     these. `redact` are paths of values that are masked before they leave the server, as in `$.card.number`.
+    `by` says what they are known by, and `expires_at` until when.
     """
 
     name: str
     may: Collection[str] = frozenset({"read"})
     programs: Collection[str] | None = None
     redact: Sequence[str] = ()
+    by: Literal["host", "machine", "token", "cookie"] = "host"
+    expires_at: datetime | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -48,13 +53,20 @@ class Access:
         """Whether a route with this role may be used."""
         return role == "any" or role in self.may
 
+    @property
+    def listed(self) -> frozenset[str] | None:
+        """The programs whose runs are in lists, those of their batches too; None for all."""
+        if self.programs is None:
+            return None
+        return frozenset(self.programs) | {f"{name}{BATCH}" for name in self.programs}
+
     def sees(self, program: str) -> bool:
         """Whether runs of this program may be seen and told something."""
-        return self.programs is None or program.removesuffix("[]") in self.programs
+        return self.programs is None or program.removesuffix(BATCH) in self.programs
 
 
 # Says who a request is from; None: it is not known, and the answer is 401.
 Who: TypeAlias = Callable[[Request], "Access | Awaitable[Access | None] | None"]
 
 # Of a request that nothing asks about: it came from this machine, and from no proxy.
-EVERYTHING = Access("local", PERMISSIONS)
+EVERYTHING = Access("local", PERMISSIONS, by="machine")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.client.client import Client
 from perdure.errors import UsageError
-from perdure.server import approvals, live, runs, system, telling
+from perdure.server import approvals, bulk, capsules, code, journals, live, ops, runs, schedules, system, telling
 from perdure.server.access import Access, Who
 from perdure.server.guards import SAFE, AskTheHost, Guard, ThisMachineOnly, check_site
 from perdure.server.mount import depth, inner_path
@@ -30,7 +30,19 @@ from perdure.server.streams import EventStream
 log = logging.getLogger("perdure.server")
 
 API = "api/v1/"
-ROUTES: tuple[Route, ...] = (*system.ROUTES, *runs.ROUTES, *telling.ROUTES, *approvals.ROUTES, *live.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *system.ROUTES,
+    *runs.ROUTES,
+    *ops.ROUTES,
+    *journals.ROUTES,
+    *live.ROUTES,
+    *code.ROUTES,
+    *telling.ROUTES,
+    *approvals.ROUTES,
+    *bulk.ROUTES,
+    *capsules.ROUTES,
+    *schedules.ROUTES,
+)
 # How long a body may take to arrive, in seconds, and how long a query may be.
 BODY_SECONDS = 60.0
 QUERY_LIMIT = 32 * 1024
@@ -45,7 +57,7 @@ class Server:
 
     def __init__(self, client: Client, guard: Guard, *, trace_url: str | None = None) -> None:
         self.service = Service(client, trace_url)
-        self.service.openapi = lambda: openapi(ROUTES)
+        self.service.openapi = openapi(ROUTES)
         self.guard = guard
         self.table = Table(ROUTES)
 

@@ -7,11 +7,11 @@ from msgspec import Raw, json
 from perdure.client.views import ApprovalView
 from perdure.server import shapes
 from perdure.server.access import Access
+from perdure.server.found_run import INLINE
 from perdure.server.paging import cursor, key_of
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Reply, Route
-from perdure.server.service import INLINE, Service
-from perdure.server.telling import answered, check_unmoved, told_key
+from perdure.server.telling import answered, note, told, told_key
 
 
 async def list_approvals(call: Call[shapes.ApprovalsQuery, None]) -> shapes.Approvals:
@@ -25,12 +25,12 @@ async def list_approvals(call: Call[shapes.ApprovalsQuery, None]) -> shapes.Appr
     page = seen[begin : begin + query.limit]
     more = begin + query.limit < len(seen)
     return shapes.Approvals(
-        approvals=[_item(call.service, who, one) for one in page],
+        approvals=[_item(who, one) for one in page],
         next=cursor(keys[begin + query.limit - 1], query) if more else None,
     )
 
 
-def _item(service: Service, who: Access, view: ApprovalView) -> shapes.ApprovalItem:
+def _item(who: Access, view: ApprovalView) -> shapes.ApprovalItem:
     root, _, child = view.run_id.partition("/")
     data = Raw(json.encode(view.request))
     url = f"runs/{root}/values/run/request:{view.path}"
@@ -53,19 +53,19 @@ def _item(service: Service, who: Access, view: ApprovalView) -> shapes.ApprovalI
 
 async def approve(call: Call[shapes.RunQuery, shapes.AnswerBody]) -> Reply:
     """Answer an open question, as who is logged in."""
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
+    row = (await told(call)).row
     body, key = call.body, told_key(call, call.body.approval_id)
     verdict = await call.service.client.approve(row.run_id, call.path["path"], body.payload, key, call.access.name)
+    note(call, f"answered {call.path['path']} of", row.run_id)
     return _of(verdict, call.path["path"])
 
 
 async def reject(call: Call[shapes.RunQuery, shapes.RejectBody]) -> Reply:
     """Say no to an open question, as who is logged in."""
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
+    row = (await told(call)).row
     body, key = call.body, told_key(call, call.body.approval_id)
     verdict = await call.service.client.reject(row.run_id, call.path["path"], body.reason, key, call.access.name)
+    note(call, f"said no to {call.path['path']} of", row.run_id)
     return _of(verdict, call.path["path"])
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from perdure.client.client import Client
-from perdure.ports.runs import RunFilter
+from perdure.client.views import RunCount
 from perdure.server import shapes
 from perdure.server.access import Access
 
@@ -19,33 +20,32 @@ class Counting:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._kept: dict[tuple[float | None, float | None], tuple[float, Counter[tuple[str, str]]]] = {}
+        self._counting = asyncio.Lock()
+        # What was counted last, and when, in the time of the loop.
+        self._kept: tuple[float, Sequence[RunCount]] | None = None
 
-    async def counts(
-        self, access: Access, by: tuple[str, ...], since: float | None, until: float | None
-    ) -> shapes.Counts:
+    async def counts(self, access: Access, by: Sequence[str]) -> shapes.Counts:
         """The counts of what may be seen, by status, program, or both."""
-        at, counted = await self._counted(since, until)
+        at, counted = await self._counted()
         found: Counter[tuple[str | None, str | None]] = Counter()
-        for (status, program), count in counted.items():
-            if access.sees(program):
-                found[status if "status" in by else None, program if "program" in by else None] += count
-        counts = [shapes.Count1(status, program, n) for (status, program), n in sorted(found.items(), key=str)]
-        return shapes.Counts(counts, datetime.fromtimestamp(at, UTC))
+        bounded: set[tuple[str | None, str | None]] = set()
+        for one in counted:
+            if access.sees(one.program):
+                key = one.status.value if "status" in by else None, one.program if "program" in by else None
+                found[key] += one.count
+                if one.bounded:
+                    bounded.add(key)
+        return shapes.Counts(
+            [
+                shapes.CountItem(status, program, count, (status, program) in bounded)
+                for (status, program), count in sorted(found.items(), key=str)
+            ],
+            datetime.fromtimestamp(at, UTC),
+        )
 
-    async def _counted(self, since: float | None, until: float | None) -> tuple[float, Counter[tuple[str, str]]]:
-        now = asyncio.get_running_loop().time()
-        kept = self._kept.get((since, until))
-        if kept is not None and now - kept[0] < KEPT_SECONDS:
-            return self._client.clock.now() - (now - kept[0]), kept[1]
-        counted: Counter[tuple[str, str]] = Counter()
-        cursor = None
-        while True:
-            filter = RunFilter(since=since, until=until, cursor=cursor, limit=1000, built_in=False)
-            page = await self._client.store.runs.list(filter)
-            counted.update((row.status.value, row.program) for row, _ in page)
-            if len(page) < filter.limit:
-                break
-            cursor = page[-1][0].run_id
-        self._kept = {(since, until): (now, counted)}
-        return self._client.clock.now(), counted
+    async def _counted(self) -> tuple[float, Sequence[RunCount]]:
+        async with self._counting:
+            now, clock = asyncio.get_running_loop().time(), self._client.clock
+            if self._kept is None or now - self._kept[0] >= KEPT_SECONDS:
+                self._kept = now, await self._client.counts()
+            return clock.now() - (now - self._kept[0]), self._kept[1]

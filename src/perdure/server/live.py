@@ -7,16 +7,15 @@ from typing import Any
 
 import msgspec
 
-from perdure.kernel.events import RunFinished
 from perdure.server import shapes
+from perdure.server.journals import event_item
 from perdure.server.routing import SSE, Call, Route
-from perdure.server.runs import event_item
 from perdure.server.streams import EventStream, Message
 
 
 def resumed(call: Call[Any, Any]) -> int:
     """The number of the first message that is wanted: after the one that came last."""
-    last = call.request.headers.get("last-event-id", "")
+    last = call.last_event_id
     if last.isascii() and last.isdecimal() and len(last) < 16:
         return int(last) + 1
     after: int | None = call.query.after
@@ -25,43 +24,52 @@ def resumed(call: Call[Any, Any]) -> int:
 
 async def follow_run(call: Call[shapes.FollowQuery, None]) -> EventStream:
     """The events of a run as they are committed; the id of each is its number."""
-    service = call.service
-    row, _ = await service.run(call.access, call.path["run"], call.query.child)
+    run = await call.run()
     start = resumed(call)
 
     async def messages() -> AsyncIterator[Message]:
-        status = row.status
-        async for entry in service.client.follow(row.run_id, start):
-            item = await event_item(service, call.access, row, entry)
-            yield Message(msgspec.json.encode(item), str(entry.seq), "entry")
-            if isinstance(entry.event, RunFinished):
-                status = entry.event.status
-        latest = await service.client.store.runs.get(row.run_id)
-        ended = {"status": status if latest is None else latest.status}
-        continued = None if latest is None else latest.continued_as or None
-        yield Message(msgspec.json.encode(ended | {"continued_as": continued}), event="end")
+        async for entry in run.client.follow(run.row.run_id, start):
+            yield Message(msgspec.json.encode(await event_item(run, entry)), str(entry.seq), "entry")
+        latest = await run.client.store.runs.get(run.row.run_id) or run.row
+        ended = {"status": latest.status, "continued_as": latest.continued_as or None}
+        yield Message(msgspec.json.encode(ended), event="end")
 
     return opened(call, messages)
 
 
 async def stream_run(call: Call[shapes.StreamQuery, None]) -> EventStream:
     """The chunks that a step emits, as they are committed; the id of each is its number."""
-    service, step = call.service, call.query.step
-    row, _ = await service.run(call.access, call.path["run"], call.query.child)
+    run, step = await call.run(), call.query.step
     start = resumed(call)
 
     async def messages() -> AsyncIterator[Message]:
-        async for chunk in service.client.stream(row.run_id, step, start):
-            item = {
-                "index": chunk.index,
-                "path": chunk.path,
-                "value": chunk.value,
-                "attempt": chunk.attempt,
-                "restart": chunk.restart,
-            }
+        async for chunk in run.client.stream(run.row.run_id, step, start):
+            item = shapes.ChunkItem(chunk.index, chunk.path, chunk.value, chunk.attempt, chunk.restart)
             yield Message(msgspec.json.encode(item), str(chunk.index), "chunk")
-        latest = await service.client.store.runs.get(row.run_id)
-        yield Message(msgspec.json.encode({"status": row.status if latest is None else latest.status}), event="end")
+        latest = await run.client.store.runs.get(run.row.run_id) or run.row
+        yield Message(msgspec.json.encode({"status": latest.status}), event="end")
+
+    return opened(call, messages)
+
+
+async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
+    """Which runs of the store have changed. Connect first, and read what is shown when `hello` has come.
+
+    `changed` has the run_ids of new runs that have changed, and `more` when others may have, too; `reset` says that
+    some changes were missed: read again what is shown.
+    """
+    changes = call.service.changes
+
+    async def messages() -> AsyncIterator[Message]:
+        changes.listen()
+        yield Message(b"{}", "" if call.last_event_id else changes.last, "hello")
+        async for change in changes.follow(call.last_event_id or changes.last):
+            if change is None:
+                yield Message(b"{}", changes.last, "reset")
+            else:
+                seen = [run_id for run_id, program in change.runs if call.access.sees(program)]
+                item = shapes.ChangedItem(seen, change.more)
+                yield Message(msgspec.json.encode(item), change.id, "changed")
 
     return opened(call, messages)
 
@@ -73,6 +81,7 @@ def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]])
 
 
 ROUTES = (
+    Route(method="GET", path="events", role="read", handler=follow_store, query=shapes.ChangesQuery, media=SSE),
     Route(
         method="GET",
         path="runs/{run}/events",

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from perdure.server.access import Access, Role
 
 if TYPE_CHECKING:
+    from perdure.server.found_run import FoundRun
     from perdure.server.service import Service
 
 Q = TypeVar("Q")
@@ -46,6 +47,15 @@ class Call(Generic[Q, B]):
     query: Q
     body: B
     key: str = ""
+
+    async def run(self) -> FoundRun:
+        """The run that its path and its query name."""
+        return await self.service.run(self.access, self.path["run"], getattr(self.query, "child", ""))
+
+    @property
+    def last_event_id(self) -> str:
+        """The id of the message of a stream that came last, if there was one."""
+        return self.request.headers.get("last-event-id", "")[:100]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 from perdure import __version__
+from perdure.client.views import QueueView
+from perdure.doctor import examine, place, software
+from perdure.kernel.events import RunStatus
+from perdure.kernel.policies.queues import Queue
+from perdure.ports.leases import ORCHESTRATOR
+from perdure.ports.runs import RunFilter
 from perdure.server import shapes
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Route
+from perdure.server.runs import run_item
+from perdure.server.service import Service
+from perdure.server.telling import note
+
+# How many open runs of a queue are looked at for its keys.
+OF_QUEUE = 1000
 
 
 async def me(call: Call[None, None]) -> shapes.Me:
@@ -18,13 +31,24 @@ async def me(call: Call[None, None]) -> shapes.Me:
         name=access.name,
         may=sorted(access.may),
         programs=None if access.programs is None else sorted(access.programs),
+        signed_in=access.by,
+        expires_at=access.expires_at,
+        redacted=list(access.redact),
         version=__version__,
         store=service.client.store.url.partition(":")[0],
         executes=service.executes,
         time=datetime.fromtimestamp(service.client.clock.now(), UTC),
-        features=service.features,
+        features=await _features(service),
         trace_url=service.trace_url,
     )
+
+
+async def _features(service: Service) -> list[str]:
+    leases, now = service.client._base.leases, service.client.clock.now()
+    return [
+        *(["source"] if service.programs.here is not None else []),
+        *(["bulk"] if service.executes or await leases.live(ORCHESTRATOR, now) else []),
+    ]
 
 
 async def health_live(call: Call[None, None]) -> shapes.Health:
@@ -39,17 +63,139 @@ async def health_ready(call: Call[None, None]) -> shapes.Health:
         await call.service.client.store.runs.get("0" * 16)
     except Exception as error:
         raise Problem(503, "not_ready", "the store does not answer", headers={"Retry-After": "2"}) from error
-    return shapes.Health("ok", call.service.client.store.url.partition(":")[0])
+    return shapes.Health("ok")
 
 
 async def describe(call: Call[None, None]) -> dict[str, Any]:
     """This API, as OpenAPI 3.1."""
-    return call.service.openapi()
+    return call.service.openapi
+
+
+# --- what executes runs ----------------------------------------------------------------------------------------------
+
+
+async def list_queues(call: Call[None, None]) -> shapes.Queues:
+    """Queues with runs that wait or are under way, and those whose limits are known here."""
+    return shapes.Queues([_queue(one) for one in await call.service.client.queues()])
+
+
+def _queue(view: QueueView) -> shapes.QueueItem:
+    return shapes.QueueItem(view.name, view.queued, view.running, view.oldest, _limits(view.limits))
+
+
+def _limits(limits: Queue | None) -> shapes.QueueLimits | None:
+    if limits is None:
+        return None
+    rate = limits.rate
+    return shapes.QueueLimits(
+        limits.concurrency,
+        limits.per_key,
+        None if rate is None else rate.count,
+        None if rate is None else rate.seconds,
+    )
+
+
+async def get_queue(call: Call[None, None]) -> shapes.QueueDetail:
+    """A queue with its runs by key."""
+    client, name = call.service.client, call.path["name"]
+    found = {one.name: one for one in await client.queues()}.get(name) or QueueView(name, 0, 0)
+    keys: Counter[tuple[str, bool]] = Counter()
+    wanted = RunFilter(
+        status=[RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING], queue=name, limit=OF_QUEUE, values=False
+    )
+    rows = await client.store.runs.list(wanted)
+    for row, _ in rows:
+        keys[row.queue_key, row.status is RunStatus.QUEUED] += 1
+    names = sorted({key for key, _ in keys})
+    queued = [row for row in rows if row[0].status is RunStatus.QUEUED and call.access.sees(row[0].program)]
+    return shapes.QueueDetail(
+        queue=_queue(found),
+        keys=[shapes.QueueKey(key or None, keys[key, True], keys[key, False]) for key in names],
+        bounded=len(rows) == OF_QUEUE,
+        next=[shapes.RunItem(**run_item(row, head)) for row, head in reversed(queued[-20:])],
+    )
+
+
+async def list_orchestrators(call: Call[None, None]) -> shapes.Orchestrators:
+    """The orchestrators that are alive, and those that are gone and still own runs."""
+    return shapes.Orchestrators(
+        [
+            shapes.OrchestratorItem(
+                name=one.name,
+                alive=one.alive,
+                running=one.running,
+                waiting=one.waiting,
+                session=one.session,
+                expires_at=one.expires_at,
+                programs=None if one.programs is None else sorted(filter(call.access.sees, one.programs)),
+            )
+            for one in await call.service.client.orchestrators()
+        ]
+    )
+
+
+async def list_locks(call: Call[None, None]) -> shapes.Locks:
+    """Every lock that is held, by key."""
+    return shapes.Locks(
+        [
+            shapes.LockItem(one.key, one.owner, one.token, one.expires_at, one.run_id, one.id)
+            for one in await call.service.client.locks.list()
+        ]
+    )
+
+
+async def release_lock(call: Call[None, None]) -> shapes.Locks:
+    """Take a lock away from its holder, and say what it held; nothing when it was free."""
+    held = await call.service.client.locks.force_release(call.path["key"])
+    if held is None:
+        return shapes.Locks([])
+    note(call, "took away the lock", held.key)
+    return shapes.Locks([shapes.LockItem(held.key, held.owner, held.token, held.expires_at, held.run_id, held.id)])
+
+
+async def check_store(call: Call[None, None]) -> shapes.Doctor:
+    """Check the store and everything around it; takes a while where the store is large."""
+    client, here = call.service.client, call.service.programs.here
+    checks = [*software(), *place(client.store), *await examine(client, None if here is None else [*here])]
+    return shapes.Doctor(
+        all(one.verdict != "fail" for one in checks),
+        [shapes.CheckItem(one.name, one.verdict, one.found, one.fix) for one in checks],
+    )
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+async def list_programs(call: Call[None, None]) -> shapes.Programs:
+    """The programs that this server or a living orchestrator has, and those of open runs that none has."""
+    found = await call.service.programs.all()
+    return shapes.Programs([one for one in found if call.access.sees(one.name)])
+
+
+async def get_program(call: Call[None, None]) -> shapes.ProgramDetail:
+    """A program with the schema of its parameters, and its source where that is known."""
+    name = call.path["name"]
+    found = await call.service.programs.one(name) if call.access.sees(name) else None
+    if found is None:
+        raise Problem(404, "no_such_program", f"no program {name[:100]!r} is known here, or to a living orchestrator")
+    return found
+
+
+def _get(path: str, handler: Any, result: Any, role: Any = "read", **more: Any) -> Route:
+    return Route(method="GET", path=path, role=role, handler=handler, result=result, **more)
 
 
 ROUTES = (
-    Route(method="GET", path="me", role="any", handler=me, result=shapes.Me),
-    Route(method="GET", path="health/live", role="any", handler=health_live, result=shapes.Health, open=True),
-    Route(method="GET", path="health/ready", role="any", handler=health_ready, result=shapes.Health, open=True),
-    Route(method="GET", path="openapi.json", role="any", handler=describe, result=dict[str, Any]),
+    _get("me", me, shapes.Me, "any"),
+    _get("health/live", health_live, shapes.Health, "any", open=True),
+    _get("health/ready", health_ready, shapes.Health, "any", open=True),
+    _get("openapi.json", describe, dict[str, Any], "any"),
+    _get("queues", list_queues, shapes.Queues),
+    _get("queues/{name}", get_queue, shapes.QueueDetail),
+    _get("orchestrators", list_orchestrators, shapes.Orchestrators),
+    _get("locks", list_locks, shapes.Locks),
+    Route(method="DELETE", path="locks/{key:path}", role="admin", handler=release_lock, result=shapes.Locks),
+    _get("programs", list_programs, shapes.Programs),
+    _get("programs/{name}", get_program, shapes.ProgramDetail),
+    _get("doctor", check_store, shapes.Doctor),
 )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
 from perdure.client.handle import RunHandle
 from perdure.errors import NoSuchRun
 from perdure.kernel.history.rewind import Truncated
+from perdure.kernel.ids import MAX_ID, flaw_of
 from perdure.kernel.inbound import Duplicate, NotFound
+from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
-from perdure.ports.journal import Head
 from perdure.server import shapes
 from perdure.server.access import Role
-from perdure.server.problems import Problem
+from perdure.server.found_run import FoundRun
+from perdure.server.problems import FieldError, Problem
 from perdure.server.routing import Call, Reply, Route
 
 # Who did what, for an audit: one line for each effect.
@@ -36,19 +38,20 @@ def told_key(call: Call[Any, Any], own: str | None = None) -> str | None:
     return own or call.key or None
 
 
-def check_unmoved(call: Call[Any, Any], row: RunRow, head: Head) -> None:
-    """Refuse with 412 if the run has moved on since the caller saw it."""
-    from perdure.server.runs import etag
-
+async def told(call: Call[Any, Any]) -> FoundRun:
+    """The run that is about to be told something. Refuses with 412 if it has moved on since the caller saw it."""
+    run = await call.run()
+    if run.client is not call.service.client:
+        raise Problem(409, "only_viewed", "this run is only looked at; import the capsule to let it do something")
     seen = call.request.headers.get("if-match")
-    if seen is None or seen.strip() == "*" or etag(row, head) in [one.strip() for one in seen.split(",")]:
-        return
+    if seen is None or seen.strip() == "*" or run.etag in [one.strip() for one in seen.split(",")]:
+        return run
     raise Problem(
         412,
         "moved_on",
-        f"the run has moved on: event {head.next_seq - 1} came since",
+        f"the run has moved on: event {run.head.next_seq - 1} came since",
         hint="read the run again, and decide on what it is now",
-        headers={"ETag": etag(row, head)},
+        headers={"ETag": run.etag},
     )
 
 
@@ -60,12 +63,11 @@ def answered(verdict: object) -> Reply:
 
 
 async def _told(call: Call[Any, Any], what: str, tell: Any) -> Reply:
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
-    verdict = await tell(row.run_id)
+    run_id = (await told(call)).row.run_id
+    verdict = await tell(run_id)
     if isinstance(verdict, NotFound):
-        raise NoSuchRun(row.run_id)
-    note(call, what, row.run_id)
+        raise NoSuchRun(run_id)
+    note(call, what, run_id)
     return answered(verdict)
 
 
@@ -74,17 +76,24 @@ def note(call: Call[Any, Any], what: str, of: str) -> None:
     audit.info("%s: %s %s", call.access.name, what, of)
 
 
+def invocation_of(program: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Invocation[Any]:
+    """An invocation of a program that is known by its name."""
+    flaw = flaw_of(program, MAX_ID)
+    if flaw is not None:
+        detail = f"the name of the program {flaw}"
+        raise Problem(422, "invalid_request", detail, fields=[FieldError("/program", detail)])
+    return Invocation(program, None, tuple(args), dict(kwargs))
+
+
 async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
     """Start a run. Under an id that exists, what `reuse` says is done."""
-    from perdure.authoring.code.child import call as invocation
-
     body, client = call.body, call.service.client
     if not call.access.sees(body.program):
         raise Problem(403, "forbidden", f"{call.access.name} may not start runs of {body.program!r}")
-    id = body.id or (f"key-{_digest(call.key)}" if call.key else None)
+    id = body.id or (f"key-{digest(call.key)}" if call.key else None)
     before = None if id is None else await client.store.runs.find(id)
     handle = await client.start(
-        invocation(body.program, *body.args, **body.kwargs),
+        invocation_of(body.program, body.args, body.kwargs),
         id=id,
         reuse=body.reuse,
         queue=body.queue,
@@ -100,7 +109,8 @@ async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
     return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, duplicate=known), 200 if known else 201)
 
 
-def _digest(key: str) -> str:
+def digest(key: str) -> str:
+    """A part of an id that a key stands for."""
     return blake2b(key.encode(), digest_size=12).hexdigest()
 
 
@@ -113,25 +123,28 @@ async def signal_run(call: Call[shapes.RunQuery, shapes.SignalBody]) -> Reply:
 
 async def cancel_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Ask a run to end; it may clean up first."""
-    return await _told(call, "cancelled", lambda id: call.service.client.cancel(id, call.body.reason))
+    return await _told(
+        call, "cancelled", lambda id: call.service.client.cancel(id, call.body.reason, by=call.access.name)
+    )
 
 
 async def pause_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Begin no new step of a run."""
-    return await _told(call, "paused", lambda id: call.service.client.pause(id, call.body.reason))
+    return await _told(call, "paused", lambda id: call.service.client.pause(id, call.body.reason, by=call.access.name))
 
 
 async def resume_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Let a paused run go on."""
-    return await _told(call, "resumed", lambda id: call.service.client.resume(id))
+    return await _told(call, "resumed", lambda id: call.service.client.resume(id, by=call.access.name))
 
 
 async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
     """Let a parked run go on, or end it."""
     body, client = call.body, call.service.client
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
-    verdict = await client.resolve(row.run_id, version=body.version, fail=body.fail, before=body.before)
+    row = (await told(call)).row
+    verdict = await client.resolve(
+        row.run_id, version=body.version, fail=body.fail, before=body.before, by=call.access.name
+    )
     note(call, "resolved", row.run_id)
     if isinstance(verdict, Truncated):
         return Reply(shapes.Done("accepted", again=list(verdict.again)))
@@ -140,39 +153,38 @@ async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
 
 async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Let a run that failed or was cancelled go on from there."""
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
+    row = (await told(call)).row
     return await _begun(call, "retried", row, call.service.client.retry(row.run_id))
 
 
 async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
     """Start a run that has the past of another up to a point."""
     body, client = call.body, call.service.client
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
+    row = (await told(call)).row
     id = await _new_id(call, body.new_id, "fork")
     if isinstance(id, Reply):
         return id
-    forked = client.fork(row.run_id, body.at, body.set, body.inputs, id, state=body.state)
+    forked = client.fork(row.run_id, body.at, body.values, body.inputs, id, state=body.state, by=call.access.name)
     return await _begun(call, "forked", row, forked)
 
 
 async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
     """Start a run that goes on right before a step of another."""
     body, client = call.body, call.service.client
-    row, head = await call.service.run(call.access, call.path["run"], call.query.child)
-    check_unmoved(call, row, head)
+    row = (await told(call)).row
     id = await _new_id(call, body.new_id, "fork")
     if isinstance(id, Reply):
         return id
-    return await _begun(call, "forked", row, client.time_travel(row.run_id, body.step, body.inputs, id))
+    return await _begun(
+        call, "forked", row, client.time_travel(row.run_id, body.step, body.inputs, id, by=call.access.name)
+    )
 
 
 async def _new_id(call: Call[Any, Any], given: str | None, what: str) -> str | Reply | None:
     """The id of what is to be made; or the answer, if the request had come before."""
     if given is not None or not call.key:
         return given
-    id = f"{what}-{_digest(call.path['run'] + ' ' + call.key)}"
+    id = f"{what}-{digest(call.path['run'] + ' ' + call.key)}"
     found = await call.service.client.store.runs.find(id)
     if found is None:
         return id

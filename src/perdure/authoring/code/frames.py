@@ -82,7 +82,7 @@ def inspect(
 
     Up to an op is: until right before its outcome, where the body waits for it. Drives bodies, so call it from no task.
     """
-    end, before = _end(batches, at), list[AnyEvent]()
+    end, before = end_of(batches, at), list[AnyEvent]()
     replay = open_replay(programs, run_id, started, codec, batches)
     try:
         for batch in batches:
@@ -149,7 +149,7 @@ def arguments(
     return found
 
 
-def _end(batches: Sequence[Batch], at: str | int | None) -> int:
+def end_of(batches: Sequence[Batch], at: str | int | None) -> int:
     last = batches[-1]
     end = last.seq + len(last.events)
     if isinstance(last.events[-1], RunFinished):

@@ -1,13 +1,15 @@
-"""Draw a plan as text that other tools lay out: mermaid or dot. Knows no store; statuses are given to it."""
+"""Draw a plan as text that other tools lay out: mermaid, dot, or JSON. Knows no store; statuses are given to it."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from perdure.authoring.dataflow.plan import (
     Argument,
@@ -23,7 +25,7 @@ from perdure.authoring.dataflow.plan import (
 )
 from perdure.errors import UsageError
 
-Format: TypeAlias = Literal["mermaid", "dot"]
+Format: TypeAlias = Literal["mermaid", "dot", "json"]
 Shape: TypeAlias = Literal["input", "step", "gate", "question", "map", "child"]
 Link: TypeAlias = Literal["value", "order", "gate", "loop"]
 
@@ -51,6 +53,8 @@ class _Box:
     label: str
     shape: Shape
     status: str = ""
+    # The path of its node: its op paths without the numbers of turns and items.
+    path: str = ""
     # What is drawn inside it, where a nested graph is open.
     inner: _Picture | None = None
 
@@ -83,8 +87,8 @@ def diagram(
     With `statuses`, by the paths of nodes, nodes are coloured and the edges that were taken are marked. `inputs` are
     the names of inputs that callers give under another one.
     """
-    if format not in ("mermaid", "dot"):
-        raise UsageError(f"format={format!r} is neither 'mermaid' nor 'dot'")
+    if format not in _WRITERS:
+        raise UsageError(f"format={format!r} is none of 'mermaid', 'dot' and 'json'")
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise UsageError(f"depth={depth!r} is not a number of levels, such as 1")
     if depth is None:
@@ -93,7 +97,7 @@ def diagram(
     for box in picture.boxes:
         if box.shape == "input":
             box.label = inputs.get(box.label, box.label)
-    return (_mermaid if format == "mermaid" else _dot)(picture)
+    return _WRITERS[format](picture)
 
 
 def turns_of(statuses: Mapping[str, str]) -> Statuses:
@@ -138,7 +142,7 @@ def _picture(plan: Plan, depth: int, statuses: Statuses) -> _Picture:
         plan, picture, prefix, path, levels = more.pop()
         for number, node in enumerate(plan.nodes):
             status = statuses[f"{path}{node.name}"].status if f"{path}{node.name}" in statuses else ""
-            box = _Box(f"{prefix}n{number}", node.name, _shape(node), status)
+            box = _Box(f"{prefix}n{number}", node.name, _shape(node), status, f"{path}{node.name}")
             picture.boxes.append(box)
             inner = _nested(node)
             if inner is not None and levels:
@@ -294,6 +298,26 @@ def _dot(picture: _Picture) -> str:
             more = f" [{', '.join(options)}]" if options else ""
             text.append(f"{pad}{item.source} -> {item.target}{more}")
     return "\n".join([*text, "}"]) + "\n"
+
+
+def _json(picture: _Picture) -> str:
+    nodes: list[dict[str, str | None]] = []
+    edges: list[dict[str, str | bool]] = []
+    within: list[str | None] = [None]
+    for event, _, item in _walk(picture):
+        if event == "close":
+            within.pop()
+        elif isinstance(item, _Box):
+            fields = ("id", "label", "shape", "status", "path")
+            nodes.append({**{name: getattr(item, name) for name in fields}, "within": within[-1]})
+            if event == "open":
+                within.append(item.id)
+        else:
+            edges.append({name: getattr(item, name) for name in ("source", "target", "label", "link", "taken")})
+    return msgspec.json.encode({"nodes": nodes, "edges": edges}).decode()
+
+
+_WRITERS: dict[str, Callable[[_Picture], str]] = {"mermaid": _mermaid, "dot": _dot, "json": _json}
 
 
 def _walk(picture: _Picture) -> Iterator[tuple[Literal["open", "close", "item"], int, Any]]:

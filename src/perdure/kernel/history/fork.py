@@ -273,6 +273,15 @@ def fork(
     return result
 
 
+def asked_by(past: list[Batch], by: str) -> list[Batch]:
+    """The journal of a fork, with who asked for it."""
+    if not by:
+        return past
+    last = past[-1]
+    events = [msgspec.structs.replace(event, by=by) if isinstance(event, RunForked) else event for event in last.events]
+    return [*past[:-1], Batch(last.seq, last.at, events)]
+
+
 def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
     """The context that the code of a run sees; a retried run keeps that of its first incarnation."""
     retried = retried_as(batches)
@@ -307,6 +316,7 @@ def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any)
             "priority": 0,
             "continued_from": "",
             "not_before": None,
+            "trace": "",
             "deadline": None if started.deadline is None else now + (started.deadline - created),
             **changes,
         },

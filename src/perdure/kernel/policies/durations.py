@@ -33,3 +33,14 @@ def parse_duration(text: str, *, bare: bool) -> float | None:
         return None
     seconds = float(found[1]) * UNITS[found[2] or "s"]
     return seconds if math.isfinite(seconds) else None
+
+
+def span(seconds: float) -> str:
+    """A duration in its largest fitting unit."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -113,7 +113,7 @@ class Programs(Mapping[str, "Program"]):
     def __getitem__(self, name: str) -> Program:
         if name.endswith(BATCH):
             return self[name.removesuffix(BATCH)].batch()
-        if self._unloaded:
+        if name in self._unloaded:
             self._load(name)
         return self._newest[name]
 
@@ -174,7 +174,7 @@ class Programs(Mapping[str, "Program"]):
         A run that was started by name only has no version, and gets the newest. Raises UnknownProgram or
         UnknownVersion.
         """
-        if self._unloaded:
+        if name in self._unloaded:
             self._load(name)
         versions = self._versions.get(name, {})
         if version in versions:

@@ -1,0 +1,183 @@
+"""Runs of `perdure.bulk`, which do one thing to many runs: durable, so that they go on without their caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.client.base import StoreClient
+from perdure.client.bulk import AT_ONCE, UNFINISHED, Bulk
+from perdure.client.forking import Forks
+from perdure.client.handle import RunHandle
+from perdure.client.messages import Messages
+from perdure.client.queries import Queries, RunFilters
+from perdure.client.starts import Start, Starts
+from perdure.errors import NoSuchRun, UsageError
+from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import BULK, check_name
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.projection import RunRow
+
+# How many failures are kept, each with its run.
+FAILURES = 1000
+
+Action: TypeAlias = Literal["cancel", "pause", "resume", "retry", "signal"]
+# What an action means where the filters name no status.
+STATUSES: dict[Action, tuple[RunStatus, ...]] = {
+    "cancel": UNFINISHED,
+    "pause": (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING),
+    "resume": (RunStatus.PAUSED,),
+    "retry": (RunStatus.FAILED,),
+    "signal": UNFINISHED,
+}
+
+
+class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which runs, as in `list()`."""
+
+    status: tuple[RunStatus, ...] = ()
+    program: str | None = None
+    tags: dict[str, str] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    owner: str | None = None
+    parent: str | None = None
+    root: str | None = None
+    queue: str | None = None
+    id_prefix: str | None = None
+    search: str | None = None
+
+    def given(self) -> RunFilters:
+        """As `list()` takes them."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        found: RunFilters = {name: value for name, value in fields.items() if value}  # type: ignore[assignment]
+        return found
+
+
+class BulkRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is done to which runs: to `ids`, or to those that match the filters.
+
+    `programs`: only to runs of these. `by` is who asked for it.
+    """
+
+    action: Action
+    ids: tuple[str, ...] | None = None
+    filters: Filters = Filters()
+    reason: str | None = None
+    name: str | None = None
+    payload: Any = None
+    signal_id: str | None = None
+    by: str | None = None
+    programs: tuple[str, ...] | None = None
+
+
+class Selected(msgspec.Struct, frozen=True):
+    """The next runs, by run_id; those that were named and are none; and where to go on, None at the end."""
+
+    run_ids: tuple[str, ...]
+    failures: tuple[tuple[str, str], ...] = ()
+    cursor: str | None = None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What has become of so many runs. `failures` are ids, each with the error; the first of them."""
+
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    failures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Without the failures."""
+        return {"done": self.done, "skipped": self.skipped, "failed": self.failed}
+
+    def plus(self, other: Progress) -> Progress:
+        """Both together."""
+        return Progress(
+            self.done + other.done,
+            self.skipped + other.skipped,
+            self.failed + other.failed,
+            (*self.failures, *other.failures)[:FAILURES],
+        )
+
+
+class BulkRuns:
+    """Starts bulk runs, and does a page of their work at a time."""
+
+    def __init__(
+        self, base: StoreClient, queries: Queries, messages: Messages, forks: Forks, starts: Starts, bulk: Bulk
+    ) -> None:
+        self._base, self._queries, self._messages, self._forks = base, queries, messages, forks
+        self._starts, self._bulk = starts, bulk
+
+    async def start(self, request: BulkRequest, id: str | None = None) -> RunHandle[Any]:
+        """Start a run that does it, once under an id. It is executed by any engine."""
+        _check(request)
+        _ = await self._queries.filter("bulk", request.filters.given())
+        invocation: Invocation[Any] = Invocation(
+            BULK, None, (), {"request": request, "progress": Progress(), "cursor": None}
+        )
+        tags = {"action": request.action, **({"by": request.by} if request.by else {})}
+        return await self._starts.start(Start(invocation, id=id, tags=tags))
+
+    async def select(self, request: BulkRequest, cursor: str | None) -> Selected:
+        """The next runs that are meant: as they are now, so that a repeated attempt to act on them means the same."""
+        if request.ids is not None:
+            return await self._named(request, int(cursor or 0))
+        filters = request.filters.given()
+        matching = await self._queries.filter("bulk", {"status": STATUSES[request.action], **filters})
+        matching = replace(matching, values=False)
+        rows, cursor = await self._bulk.page(matching, cursor, AT_ONCE, request.action == "retry")
+        return Selected(tuple(row.run_id for row in rows if _may(request, row)), (), cursor)
+
+    async def _named(self, request: BulkRequest, start: int) -> Selected:
+        ids = request.ids or ()
+        run_ids: list[str] = []
+        failures: list[tuple[str, str]] = []
+        for id in ids[start : start + AT_ONCE]:
+            found = await self._base.find(id)
+            if found is None or not _may(request, found[0]):
+                failures.append((id, str(NoSuchRun(id))))
+            else:
+                run_ids.append(found[0].run_id)
+        end = start + AT_ONCE
+        return Selected(tuple(run_ids), tuple(failures), str(end) if end < len(ids) else None)
+
+    async def act(self, request: BulkRequest, selected: Selected, key: str) -> Progress:
+        """Do it to the selected runs; `key` deduplicates what a repeated attempt does again."""
+        items = await self._bulk.act_on(selected.run_ids, self._action(request, key), 0, dry_run=False)
+        failures = [*selected.failures, *((item.id, str(item.error)) for item in items if item.error is not None)]
+        skipped = sum(item.skipped for item in items)
+        failed = len(failures)
+        done = len(items) + len(selected.failures) - failed - skipped
+        return Progress(done, skipped, failed, tuple(failures[:FAILURES]))
+
+    def _action(self, request: BulkRequest, key: str) -> Callable[[str], Awaitable[Any]]:
+        messages, reason, by = self._messages, request.reason, request.by
+        name, signal_id = request.name or "", request.signal_id or key
+        actions: dict[Action, Callable[[str], Awaitable[Any]]] = {
+            "cancel": lambda id: messages.cancel(id, reason, by=by),
+            "pause": lambda id: messages.pause(id, reason, by=by),
+            "resume": lambda id: messages.resume(id, by=by),
+            "retry": lambda id: self._forks.retry(id, by=by),
+            "signal": lambda id: messages.signal(id, name, request.payload, signal_id),
+        }
+        return actions[request.action]
+
+
+def _may(request: BulkRequest, row: RunRow) -> bool:
+    return request.programs is None or row.program in request.programs
+
+
+def _check(request: BulkRequest) -> None:
+    """Raise UsageError for a request that means nothing, or more than it says."""
+    given: Sequence[str] = [*request.filters.given()]
+    if (request.ids is None) == (not given):
+        raise UsageError("bulk: give the ids of runs, or a filter such as a status or a program")
+    if request.action == "signal":
+        check_name(request.name or "", "the name of a signal")

@@ -1,0 +1,159 @@
+"""Routes of bulk actions: one thing is done to many runs, by a run that goes on without the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.client.bulk_runs import BulkRequest, Filters, Progress
+from perdure.client.views import RunView
+from perdure.errors import NoSuchRun
+from perdure.kernel.ids import BULK
+from perdure.server import shapes
+from perdure.server.routing import Call, Reply, Route
+from perdure.server.runs import statuses
+from perdure.server.service import seconds_of
+from perdure.server.telling import answered, digest, note
+
+# How many runs a dry run names.
+NAMED = 1000
+
+
+async def start_bulk(call: Call[None, shapes.BulkBody]) -> Reply:
+    """Do one thing to many runs. The answer to the latter's progress is `bulk/{id}`."""
+    request, client = _request(call), call.service.client
+    if call.body.dry_run:
+        return Reply(await _dry_run(call, request), 200)
+    id = f"bulk-{digest(call.key)}" if call.key else None
+    before = None if id is None else await client.store.runs.find(id)
+    handle = await client._bulk_runs.start(request, id)
+    if before is None:
+        note(call, f"began to {request.action} many runs by", handle.run_id)
+    view = await client.get(handle.id)
+    assert view is not None
+    return Reply(_item(view), 202 if before is None else 200)
+
+
+def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
+    body, given, options = call.body, call.body.filter, call.body.options
+    filters = Filters()
+    if given is not None:
+        for name in ("since", "until"):
+            _ = seconds_of(getattr(given, name), name)
+        text = given.q or ""
+        searches = text.startswith(("input", "output", "error")) and "=" in text
+        filters = Filters(
+            status=tuple(statuses(given.status)),
+            program=given.program,
+            tags=given.tags or None,
+            since=given.since,
+            until=given.until,
+            owner=given.owner,
+            parent=given.parent,
+            root=given.root,
+            queue=given.queue,
+            id_prefix=text or None if not searches else None,
+            search=text if searches else None,
+        )
+    return BulkRequest(
+        body.action,
+        None if body.ids is None else tuple(dict.fromkeys(body.ids)),
+        filters,
+        options.reason,
+        options.name,
+        options.payload,
+        options.signal_id,
+        call.access.name,
+        None if call.access.listed is None else tuple(sorted(call.access.listed)),
+    )
+
+
+async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> shapes.BulkItem:
+    """Which runs it would be."""
+    ids: list[str] = []
+    failures: list[shapes.BulkFailure] = []
+    cursor: str | None = None
+    while len(ids) < NAMED:
+        selected = await call.service.client._bulk_runs.select(request, cursor)
+        ids += selected.run_ids
+        failures += [shapes.BulkFailure(id, error) for id, error in selected.failures]
+        cursor = selected.cursor
+        if cursor is None:
+            break
+    more = cursor is not None or len(ids) > NAMED
+    return shapes.BulkItem(
+        id=None, run_id=None, action=request.action, status=None, ids=ids[:NAMED], failures=failures, more=more
+    )
+
+
+async def get_bulk(call: Call[None, None]) -> shapes.BulkItem:
+    """What has become of many runs so far."""
+    return _item(await _view(call))
+
+
+async def abort_bulk(call: Call[None, shapes.EmptyBody]) -> Reply:
+    """Do it to no further run. What has been done stays done."""
+    view = await _view(call)
+    verdict = await call.service.client.cancel(view.id, "aborted", by=call.access.name)
+    note(call, "aborted", view.run_id)
+    return answered(verdict)
+
+
+async def _view(call: Call[None, Any]) -> RunView:
+    view = await call.service.client.get(call.path["id"])
+    if view is None or view.program != BULK:
+        raise NoSuchRun(call.path["id"][:200])
+    wanted = view.input["request"].get("programs")
+    if call.access.listed is not None and (wanted is None or not call.access.listed.issuperset(wanted)):
+        raise NoSuchRun(call.path["id"][:200])
+    return view
+
+
+def _item(view: RunView) -> shapes.BulkItem:
+    action: str = view.input["request"]["action"]
+    progress = Progress()
+    if view.output is not None:
+        progress = msgspec.convert(view.output, Progress)
+    elif "counts" in view.state:
+        progress = Progress(**view.state["counts"], failures=_pairs(view.state.get("failures", ())))
+    else:
+        progress = msgspec.convert(view.input["progress"], Progress)
+    return shapes.BulkItem(
+        id=view.id,
+        run_id=view.run_id,
+        action=action,
+        status=view.status,
+        done=progress.done,
+        skipped=progress.skipped,
+        failed=progress.failed,
+        failures=[shapes.BulkFailure(id, error) for id, error in progress.failures],
+    )
+
+
+def _pairs(given: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((id, error) for id, error in given)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="bulk",
+        role="run",
+        handler=start_bulk,
+        body=shapes.BulkBody,
+        result=shapes.BulkItem,
+        status=202,
+    ),
+    Route(method="GET", path="bulk/{id}", role="run", handler=get_bulk, result=shapes.BulkItem),
+    Route(
+        method="POST",
+        path="bulk/{id}/abort",
+        role="run",
+        handler=abort_bulk,
+        body=shapes.EmptyBody,
+        result=shapes.Done,
+        optional=True,
+    ),
+)

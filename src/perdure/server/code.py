@@ -1,0 +1,209 @@
+"""Routes about the code of runs: where it stands, its graph, how two runs differ, and whether open runs fit it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.responses import StreamingResponse
+
+from perdure.authoring.code.executed import executed_lines
+from perdure.authoring.code.frames import inspect
+from perdure.client.upgrade import upgrade_check
+from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
+from perdure.kernel.divergence.repair import code_at
+from perdure.kernel.events import Batch
+from perdure.kernel.history.diff import Diff, OpOutcome
+from perdure.kernel.history.diff import diff as compare
+from perdure.kernel.policies.versions import Programs
+from perdure.ports.blobs import sources_of
+from perdure.server import shapes
+from perdure.server.found_run import INLINE, FoundRun
+from perdure.server.problems import Problem
+from perdure.server.routing import NDJSON, Call, Route
+
+# How much of a variable is shown.
+WIDTH = 2000
+
+
+async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView:
+    """The code of a run: its functions, the lines that were executed, and the variables at a point of its journal.
+
+    The run is replayed, with no effects, where this process has the code of its program.
+    """
+    run, at = await call.run(), call.query.at
+    batches = await run.batches()
+    place = int(at) if at is not None and at.isdecimal() and len(at) < 16 else at
+    sources = await sources_of(run.client.store.blobs, batches)
+    programs = call.service.programs.here
+    if not sources and (program := call.service.programs.find(run.row.program, run.row.version)) is not None:
+        # A capsule does not hold the source of its run.
+        sources = {"": program.source()}
+    parts = [shapes.SourcePart(**msgspec.structs.asdict(part)) for one in sources.values() for part in one.parts]
+    problem, tasks, lines, values = None, None, None, None
+    if programs is None:
+        problem = "this server has no programs; the process that executes the run has"
+    else:
+        try:
+            tasks, lines = await asyncio.to_thread(
+                _replayed, run, programs, batches, await _started(run, batches), place
+            )
+        except (NoSuchOp, UsageError) as error:
+            if isinstance(error, NoSuchOp):
+                raise
+            problem = str(error)
+        except Diverged as error:
+            problem = f"the code here is not the code that the run was recorded with: {error}"
+    graph = not parts and any(one.structure for one in sources.values())
+    if graph:
+        values = await _values(run, place)
+    return shapes.SourceView(
+        parts=[part for number, part in enumerate(parts) if part not in parts[:number]],
+        executed=lines,
+        tasks=tasks,
+        values=values,
+        problem=problem,
+    )
+
+
+async def _started(run: FoundRun, batches: Sequence[Batch]) -> Any:
+    return await run.client.payloads.with_input(batches), await run.client.payloads.inflate(batches)
+
+
+def _replayed(
+    run: FoundRun, programs: Programs, batches: Sequence[Batch], whole: Any, at: str | int | None
+) -> tuple[list[shapes.TaskItem], dict[str, dict[str, int]]]:
+    """What a replay shows. In a thread: a body must not be driven inside a task, and a long one takes its time."""
+    started, inflated = whole
+    codec = run.client.codec
+    tasks = inspect(programs, codec, run.root, started, inflated, at, WIDTH)
+    lines = executed_lines(programs, codec, run.root, started, inflated, at)
+    items = [
+        shapes.TaskItem(
+            task.program,
+            task.task,
+            task.waits_for,
+            [shapes.FrameItem(frame.function, frame.source, frame.variables) for frame in task.frames],
+        )
+        for task in tasks
+    ]
+    return items, {file: {str(line): count for line, count in found.items()} for file, found in lines.items()}
+
+
+async def _values(run: FoundRun, at: str | int | None) -> dict[str, Any] | None:
+    try:
+        return await run.client.values(run.row.run_id, at)
+    except UsageError:
+        return None
+
+
+async def show_graph(call: Call[shapes.GraphQuery, None]) -> Raw:
+    """A run of a graph or a flow: its nodes with their statuses, and the edges that it took."""
+    run = await call.run()
+    try:
+        text = await run.client.diagram(run.row.run_id, format="json", depth=call.query.depth)
+    except UsageError as error:
+        raise Problem(404, "no_graph", str(error)) from None
+    return Raw(text.encode())
+
+
+async def diff_runs(call: Call[None, None]) -> shapes.Diff:
+    """Where two runs first differ, and what each op came to in both."""
+    a, b = await call.run(), await call.service.run(call.access, call.path["other"])
+    for run in (a, b):
+        if run.child:
+            raise Problem(422, "invalid_request", f"{run.row.id} is a child; give the run at the top of its tree")
+    first, second = await a.batches(), await b.batches()
+    found = await asyncio.to_thread(compare, first, second)
+    differs, takes = found.first, await _sources((a, first), (b, second), found)
+    return shapes.Diff(
+        a=a.row.run_id,
+        b=b.row.run_id,
+        first=None if differs is None else differs.path,
+        added=found.added,
+        removed=found.removed,
+        takes=takes,
+        ops=[shapes.DiffItem(op.path, list(op.changes), _side(op.a), _side(op.b)) for op in found.ops],
+    )
+
+
+def _side(op: OpOutcome | None) -> shapes.DiffSide | None:
+    if op is None:
+        return None
+    large = bool(op.blob) or len(op.value) > INLINE
+    error = None if op.error is None else shapes.ErrorItem(op.error.type, op.error.message)
+    took = None if op.took is None or not math.isfinite(op.took) else op.took
+    value = None if large else op.value
+    return shapes.DiffSide(op.status, value, len(op.value), error, op.attempts, took, op.source)
+
+
+async def _sources(
+    a: tuple[FoundRun, Sequence[Batch]], b: tuple[FoundRun, Sequence[Batch]], found: Diff
+) -> list[str] | None:
+    """Where the first op of both that differs takes its values from, in each run, if that differs."""
+    op = next((op.path for op in found.ops if op.changes and op.a is not None and op.b is not None), "")
+    structures = []
+    for run, batches in (a, b):
+        stored = await sources_of(run.client.store.blobs, batches)
+        code = code_at(batches, batches[-1].seq + len(batches[-1].events))
+        structures.append(stored[code].structure if code in stored else b"")
+    if not op or not all(structures):
+        return None
+    from perdure.authoring.dataflow.changes import sources
+
+    taken = sources(structures[0], structures[1], op)
+    return None if taken is None else list(taken)
+
+
+async def check_upgrade(call: Call[None, shapes.UpgradeBody]) -> StreamingResponse:
+    """Hold every open run against the code that this process has: a line of JSON for each, as it is found out."""
+    programs = call.service.programs.here
+    if programs is None:
+        raise Problem(409, "no_code", "this server has no programs to hold the open runs against")
+    client, sample = call.service.client, call.body.sample
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for one in upgrade_check(client, programs, sample=sample):
+                if call.access.sees(one.program):
+                    yield msgspec.json.encode(shapes.CheckedRun(**msgspec.structs.asdict(one))) + b"\n"
+        except PerdureError as error:
+            yield msgspec.json.encode({"problem": str(error)}) + b"\n"
+
+    return StreamingResponse(lines(), media_type=NDJSON)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="runs/{run}/source",
+        role="debug",
+        handler=show_source,
+        query=shapes.SourceQuery,
+        result=shapes.SourceView,
+    ),
+    Route(
+        method="GET",
+        path="runs/{run}/graph",
+        role="read",
+        handler=show_graph,
+        query=shapes.GraphQuery,
+        result=shapes.GraphView,
+    ),
+    Route(method="GET", path="runs/{run}/diff/{other}", role="read", handler=diff_runs, result=shapes.Diff),
+    Route(
+        method="POST",
+        path="upgrade-check",
+        role="read",
+        handler=check_upgrade,
+        body=shapes.UpgradeBody,
+        result=shapes.CheckedRun,
+        media=NDJSON,
+        optional=True,
+        unsafe=False,
+    ),
+)

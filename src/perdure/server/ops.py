@@ -1,0 +1,199 @@
+"""Routes that read the ops of a run: all of them in columns, and one with all that is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.code.frames import arguments
+from perdure.errors import NoSuchOp, UsageError
+from perdure.kernel.events import NULL, Batch, Entry, StepStarted
+from perdure.kernel.step_records import StepRecord, steps
+from perdure.kernel.values.arguments import by_name
+from perdure.kernel.values.failures import Failure
+from perdure.server import shapes
+from perdure.server.found_run import FoundRun
+from perdure.server.journals import SCANNED
+from perdure.server.routing import Call, Route
+from perdure.server.service import time_of
+
+# How many of the last chunks of a step are in an answer about it.
+CHUNKS = 100
+# How many events a journal may have that is replayed to find the arguments of a step without being asked to.
+REPLAYED = 20_000
+
+
+async def list_ops(call: Call[shapes.OpsQuery, None]) -> shapes.Ops:
+    """The ops of a run in columns, in the order they began."""
+    run = await call.run()
+    table = await run.table()
+    return table.page(call.query.child, call.query.after, call.query.since, call.query.limit)
+
+
+async def get_op(call: Call[shapes.OpQuery, None]) -> shapes.OpDetail:
+    """One op with its attempts, its value, and its arguments where they are known."""
+    run, path = await call.run(), call.path["path"]
+    path = f"{call.query.child}/{path}" if call.query.child else path
+    table = await run.table()
+    number = table.rows.get(path)
+    if number is None:
+        raise NoSuchOp(path[:200], table.path[:20])
+    first, last = table.first[number], table.seq[number]
+    own: list[Entry] = []
+    at = first
+    while at <= last:
+        found = await run.entries(at, SCANNED)
+        if not found:
+            break
+        own += [entry for entry in found if getattr(entry.event, "op", "") == path and entry.seq <= last]
+        at = found[-1].seq + 1
+    record = _record(own, path)
+    events = {type(entry.event).__name__: entry.event for entry in own}
+    opened: Any = events.get("WaitOpened") or events.get("ChildStarted") or events.get("ValueRecorded")
+    resolved: Any = events.get("WaitResolved")
+    finished: Any = events.get("ChildFinished")
+    ending = next((one for one in own if one.seq == table.brought.get(path)), None)
+    inputs, came_from = await _inputs(run, path, record, call.query.inputs)
+    return shapes.OpDetail(
+        path=path,
+        kind=table.kind[number],
+        status=table.status[number],
+        source=table.source[number],
+        name=getattr(opened, "name", "") or path.rpartition("/")[2].partition(":")[0],
+        attempts=[] if record is None else _attempts(record),
+        output=None if ending is None else await _value_of(run, ending),
+        error=failure_item(record.error if record else getattr(finished, "error", None)),
+        progress=None if record is None else run.shown(f"{last}/progress", record.progress),
+        chunks=[] if record is None else [Raw(chunk) for chunk in record.chunks[-CHUNKS:]],
+        input_hash="" if record is None else record.inputs_hash,
+        inputs=inputs,
+        inputs_from=came_from,
+        request=_of_wait(run, opened, "request", first),
+        schema=_of_wait(run, opened, "schema", first),
+        deadline=time_of(getattr(opened, "deadline", None)),
+        by="" if resolved is None else resolved.by,
+        reason=getattr(finished, "reason", ""),
+        replayed=record.replayed if record is not None else False,
+        child_run_id=(table.children.get(path) or f"{run.root}/{path}") if table.kind[number] == "child" else None,
+        first_seq=first,
+        last_seq=last,
+    )
+
+
+def _record(own: Sequence[Entry], path: str) -> StepRecord | None:
+    batches = [Batch(one.seq, one.at.timestamp(), [one.event]) for one in own]
+    return next((record for record in steps(batches) if record.path == path and record.attempts), None)
+
+
+def _attempts(record: StepRecord) -> list[shapes.AttemptItem]:
+    return [
+        shapes.AttemptItem(
+            number=one.number,
+            status=str(one.status),
+            error=failure_item(one.error),
+            started_at=datetime.fromtimestamp(one.started_at, UTC),
+            finished_at=time_of(one.finished_at),
+            retry_at=time_of(one.retry_at),
+            fallback=one.fallback,
+        )
+        for one in record.attempts
+    ]
+
+
+def failure_item(failure: Failure | None) -> shapes.FailureItem | None:
+    """An error for an answer."""
+    if failure is None:
+        return None
+    return shapes.FailureItem(
+        failure.type,
+        failure.message,
+        failure.traceback,
+        failure_item(failure.cause),
+        [item for one in failure.errors if (item := failure_item(one)) is not None],
+        failure.data if len(failure.data) else None,
+    )
+
+
+def _of_wait(run: FoundRun, opened: Any, field: str, seq: int) -> Any:
+    value = getattr(opened, field, None)
+    return None if value is None else run.shown(f"{seq}/{field}", value)
+
+
+async def _value_of(run: FoundRun, ending: Entry) -> Any:
+    value = getattr(ending.event, "value", None)
+    return None if value is None else await run.value(f"{ending.seq}/value", value, getattr(ending.event, "blob", ""))
+
+
+async def _inputs(run: FoundRun, path: str, record: StepRecord | None, replayed: bool | None) -> tuple[Any, Any]:
+    """The arguments of a step by name, and where they come from."""
+    if record is None:
+        return None, None
+    if record.names or record.input_blob or record.input != NULL:
+        data = await run.client.payloads.load(record.input_blob, record.input)
+        return by_name(record.names, data), "record"
+    programs = run.service.programs.here
+    if programs is None or replayed is False or (replayed is None and run.head.next_seq > REPLAYED):
+        return None, None
+    batches = await run.batches()
+    started, whole = await run.client.payloads.with_input(batches), await run.client.payloads.inflate(batches)
+    try:
+        found = await asyncio.to_thread(
+            arguments, programs, run.client.codec, run.root, started, _until(whole, path), None
+        )
+    except UsageError:
+        return None, None  # the program of the run is not here, or not in its version
+    inputs = found.get(path)
+    return (None, None) if inputs is None else (msgspec.to_builtins(inputs, enc_hook=repr), "replay")
+
+
+def _until(batches: Sequence[Batch], path: str) -> list[Batch]:
+    """A journal up to the first attempt of a step."""
+    found: list[Batch] = []
+    for batch in batches:
+        for number, event in enumerate(batch.events):
+            if isinstance(event, StepStarted) and event.op == path:
+                return [*found, Batch(batch.seq, batch.at, batch.events[: number + 1])]
+        found.append(batch)
+    return found
+
+
+async def list_items(call: Call[shapes.ItemsQuery, None]) -> shapes.Items:
+    """The items of a map, or the rows of a batch, that have begun."""
+    query, run = call.query, await call.run()
+    found = await run.client.items(
+        run.row.run_id, query.op, status=query.status, start=query.start, limit=query.limit + 1
+    )
+    page = found[: query.limit]
+    return shapes.Items(
+        items=[
+            shapes.MapItem(one.index, one.path, one.status, one.output, failure_item(one.error), one.reason)
+            for one in page
+        ],
+        next=page[-1].index + 1 if len(found) > query.limit else None,
+    )
+
+
+ROUTES = (
+    Route(method="GET", path="runs/{run}/ops", role="read", handler=list_ops, query=shapes.OpsQuery, result=shapes.Ops),
+    Route(
+        method="GET",
+        path="runs/{run}/ops/{path:path}",
+        role="read",
+        handler=get_op,
+        query=shapes.OpQuery,
+        result=shapes.OpDetail,
+    ),
+    Route(
+        method="GET",
+        path="runs/{run}/items",
+        role="read",
+        handler=list_items,
+        query=shapes.ItemsQuery,
+        result=shapes.Items,
+    ),
+)

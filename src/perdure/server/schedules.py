@@ -1,0 +1,134 @@
+"""Routes of schedules: what they are, when they fire, and making them."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+from perdure.client.schedules import ScheduleHandle, ScheduleView
+from perdure.errors import NoSuchSchedule
+from perdure.server import shapes
+from perdure.server.access import Role
+from perdure.server.problems import Problem
+from perdure.server.routing import Call, Reply, Route
+from perdure.server.service import seconds_of
+from perdure.server.telling import digest, invocation_of, note
+
+
+async def list_schedules(call: Call[None, None]) -> shapes.Schedules:
+    """All schedules, by id."""
+    found = await call.service.client.schedules()
+    return shapes.Schedules([_item(one) for one in found if call.access.sees(one.program)])
+
+
+async def get_schedule(call: Call[None, None]) -> shapes.ScheduleItem:
+    """A schedule as it is now."""
+    _, view = await _found(call)
+    return _item(view)
+
+
+async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
+    """Make a schedule, or change it to this."""
+    body, client, id = call.body, call.service.client, call.path["id"]
+    if not call.access.sees(body.program):
+        raise Problem(403, "forbidden", f"{call.access.name} may not schedule runs of {body.program!r}")
+    before: ScheduleView | None = None
+    try:
+        _, before = await _found(call)
+    except NoSuchSchedule:
+        pass
+    options = {name: getattr(body, name) for name in _OPTIONS}
+    handle = await client.schedule(id, invocation_of(body.program, body.args, body.kwargs), **options)
+    note(call, "changed the schedule" if before is not None else "made the schedule", id)
+    return Reply(_item(await handle.view()), 201 if before is None else 200)
+
+
+_OPTIONS = (
+    *("every", "cron", "timezone", "overlap", "catch_up", "jitter", "pause"),
+    *("queue", "key", "priority", "tags", "deadline", "max_concurrency"),
+)
+
+
+async def delete_schedule(call: Call[None, None]) -> shapes.Done:
+    """End a schedule. Runs that it has started go on."""
+    handle, _ = await _found(call)
+    await handle.delete()
+    note(call, "deleted the schedule", handle.id)
+    return shapes.Done("accepted")
+
+
+async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
+    """Fire no tick until it is resumed."""
+    handle, _ = await _found(call)
+    await handle.pause(call.body.reason)
+    note(call, "paused the schedule", handle.id)
+    return shapes.Done("accepted")
+
+
+async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
+    """Fire again, from the next tick on."""
+    handle, _ = await _found(call)
+    await handle.resume()
+    note(call, "resumed the schedule", handle.id)
+    return shapes.Done("accepted")
+
+
+async def trigger_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Triggered:
+    """Start a run now, if the overlap policy allows."""
+    handle, _ = await _found(call)
+    run = await handle.trigger(digest(call.key) if call.key else None)
+    note(call, "triggered the schedule", handle.id)
+    return shapes.Triggered(run)
+
+
+async def backfill_schedule(call: Call[None, shapes.BackfillBody]) -> shapes.Backfilled:
+    """Fire the ticks of a time that has passed."""
+    body = call.body
+    for name in ("start", "end"):
+        _ = seconds_of(getattr(body, name), name)
+    handle, _ = await _found(call)
+    runs = await handle.backfill(body.start, body.end)
+    note(call, f"filled in {len(runs)} ticks of the schedule", handle.id)
+    return shapes.Backfilled(list(runs))
+
+
+async def next_ticks(call: Call[shapes.NextQuery, None]) -> shapes.NextTicks:
+    """When a schedule fires next, if it is not paused."""
+    handle, _ = await _found(call)
+    return shapes.NextTicks(list(await handle.next(call.query.count)))
+
+
+async def _found(call: Call[Any, Any]) -> tuple[ScheduleHandle, ScheduleView]:
+    """The schedule of a request; NoSuchSchedule also for one that the caller may not see."""
+    handle = await call.service.client.schedule(call.path["id"])
+    view = await handle.view()
+    if not call.access.sees(view.program):
+        raise NoSuchSchedule(handle.id)
+    return handle, view
+
+
+def _item(view: ScheduleView) -> shapes.ScheduleItem:
+    fields = {field.name: getattr(view, field.name) for field in dataclasses.fields(view)}
+    return shapes.ScheduleItem(**{name: _seconds(value) for name, value in fields.items()})
+
+
+def _seconds(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _on_schedule(method: str, rest: str, handler: Any, role: Role, result: Any, **more: Any) -> Route:
+    return Route(method=method, path=f"schedules/{{id:path}}{rest}", role=role, handler=handler, result=result, **more)
+
+
+ROUTES = (
+    Route(method="GET", path="schedules", role="read", handler=list_schedules, result=shapes.Schedules),
+    _on_schedule("GET", "/next", next_ticks, "read", shapes.NextTicks, query=shapes.NextQuery),
+    _on_schedule("GET", "", get_schedule, "read", shapes.ScheduleItem),
+    _on_schedule("PUT", "", put_schedule, "admin", shapes.ScheduleItem, body=shapes.ScheduleBody),
+    _on_schedule("DELETE", "", delete_schedule, "admin", shapes.Done),
+    _on_schedule("POST", "/pause", pause_schedule, "admin", shapes.Done, body=shapes.ReasonBody, optional=True),
+    _on_schedule("POST", "/resume", resume_schedule, "admin", shapes.Done, body=shapes.EmptyBody, optional=True),
+    _on_schedule("POST", "/trigger", trigger_schedule, "admin", shapes.Triggered, body=shapes.EmptyBody, optional=True),
+    _on_schedule("POST", "/backfill", backfill_schedule, "admin", shapes.Backfilled, body=shapes.BackfillBody),
+)
