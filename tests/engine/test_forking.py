@@ -36,7 +36,7 @@ from perdure import (
 )
 from perdure.kernel.events import RunFinished, RunForked, RunStarted
 from perdure.kernel.events import encode_events as encode
-from perdure.kernel.history.fork import ops
+from perdure.kernel.history.ops import ops
 from perdure.testing.simulation import Simulation
 
 calls: Counter[str] = Counter()

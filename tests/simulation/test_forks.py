@@ -20,7 +20,7 @@ from perdure.kernel.events import (
     WaitResolved,
     entries,
 )
-from perdure.kernel.history.fork import ops
+from perdure.kernel.history.ops import ops
 from perdure.testing.simulation import Faults, Simulation
 from tests.simulation.grammar import Tree, interpret, trees
 from tests.simulation.test_promises import SOAK, search, seeds

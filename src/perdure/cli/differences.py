@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from perdure.cli.clients import view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
@@ -19,7 +17,8 @@ from perdure.kernel.policies.durations import span
 from perdure.ports.blobs import sources_of
 
 if TYPE_CHECKING:
-    from perdure.kernel.history.diff import Diff, OpDiff, OpOutcome
+    from perdure.kernel.history.diff import Diff, OpDiff
+    from perdure.kernel.history.ops import Op
 
 
 def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
@@ -92,13 +91,13 @@ def _conclude(first: RunView, second: RunView, found: Diff, takes: tuple[str, st
     )
 
 
-def _side(op: OpOutcome | None, width: int) -> str:
+def _side(op: Op | None, width: int) -> str:
     if op is None:
         return "-"
     return " ".join(part for part in (op.status, _value(op, width), f"at {op.source}" if op.source else "") if part)
 
 
-def _value(op: OpOutcome, width: int) -> str:
+def _value(op: Op, width: int) -> str:
     if op.error is not None:
         return cut(str(op.error), width)
     if op.blob:
@@ -117,7 +116,7 @@ def _row(op: OpDiff) -> tuple[str, ...]:
     return mark, op.path, a, b, took, attempts
 
 
-def _short(op: OpOutcome | None) -> str:
+def _short(op: Op | None) -> str:
     return "" if op is None else f"{op.status} {_value(op, 40)}".strip()
 
 
@@ -125,11 +124,11 @@ def _both(a: str, b: str) -> str:
     return a if a == b else f"{a or '-'} / {b or '-'}"
 
 
-def _span(op: OpOutcome | None) -> str:
+def _span(op: Op | None) -> str:
     return "" if op is None or op.took is None or op.path in ("input", "result") else span(op.took)
 
 
-def _attempts(op: OpOutcome | None) -> str:
+def _attempts(op: Op | None) -> str:
     return str(op.attempts) if op is not None and op.attempts else ""
 
 
@@ -146,8 +145,9 @@ def _document(first: RunView, second: RunView, found: Diff, takes: tuple[str, st
     }
 
 
-def _json(op: OpOutcome | None) -> dict[str, Any] | None:
+def _json(op: Op | None) -> dict[str, Any] | None:
     if op is None:
         return None
-    ended = None if op.ended is None else moment(op.ended)
-    return {**msgspec.structs.asdict(op), "began": moment(op.began), "ended": ended, "took": op.took}
+    same = ("path", "kind", "status", "inputs", "value", "blob", "error", "attempts", "source", "took")
+    ended = None if op.ended_at is None else moment(op.ended_at)
+    return {**{name: getattr(op, name) for name in same}, "began": moment(op.began_at), "ended": ended}

@@ -29,6 +29,7 @@ from perdure.kernel.hints import did_you_mean
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
+from perdure.kernel.history.ops import find, find_last, ops
 from perdure.kernel.history.retry_points import memoized, rerun, retried, withdrawals
 from perdure.kernel.ids import BATCH, BUILT_IN, check_id, check_text, step_key
 from perdure.kernel.policies.resting import at_rest
@@ -102,13 +103,13 @@ class Forks:
         as they were. A child takes them too. `by` is who asks for it.
         """
         run, batches = await self.origin(id)
-        found = forks.ops(batches)
+        found = ops(batches)
         flow = await self._dataflow(run, batches)
         chunk, item = chunk_of(check_text(step, "step"), found)
         if flow is None:
-            op = forks.find(found, step)
+            op = find(found, step)
         else:
-            op = forks.find_last(found, chunk or step)
+            op = find_last(found, chunk or step)
         if inputs and op.kind not in ("step", "child"):
             raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with values= gives it a value")
         given = {step if chunk else op.path: self._encoded(inputs)} if inputs else None
@@ -164,7 +165,7 @@ class Forks:
         now: float,
     ) -> tuple[Sequence[str], list[Batch]]:
         """What runs again with these values, and the journal of the next incarnation."""
-        found = forks.ops(batches)
+        found = ops(batches)
         began = {path: one.began for path, one in found.items() if end is None or one.began < end}
         again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()
         given = (await self._base.payloads.with_input(batches)).input
@@ -192,7 +193,7 @@ class Forks:
 
     async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
         """Outcomes by op path, also if they are given by the names of a graph's values."""
-        flow, found = await self._dataflow(run, batches), forks.ops(batches)
+        flow, found = await self._dataflow(run, batches), ops(batches)
         if flow is None or all(name in found for name in values):
             return dict(values)
         began = {path: op.began for path, op in found.items()}
@@ -328,7 +329,7 @@ class Forks:
         if started.memo:
             past = memoized(batches, started, now)
         else:
-            again = {path for path in forks.ops(batches) if path == item or path.startswith(f"{item}/")}
+            again = {path for path in ops(batches) if path == item or path.startswith(f"{item}/")}
             past = rerun(batches, again, {}, started, now, inputs=inputs)
         kept: list[OutcomeKept | RunForked] = []
         for event in past[0].events:
@@ -451,8 +452,8 @@ _HINTS = {
 
 def _check_values(id: str, batches: Sequence[Batch], values: Mapping[str, Value]) -> None:
     """Refuse signals and answers that do not fit what was recorded of their types, where the code is not here."""
-    found = forks.ops(batches)
-    edited = {forks.find(found, path).path: value for path, value in values.items()}
+    found = ops(batches)
+    edited = {find(found, path).path: value for path, value in values.items()}
     for event in events_in(batches):
         if isinstance(event, WaitOpened) and event.op in edited and event.schema != NULL:
             wrong = misfit(bytes(event.schema), msgspec.json.decode(edited[event.op].data))

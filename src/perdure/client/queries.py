@@ -405,7 +405,7 @@ class Queries:
         batches = await self._base.store.journal.read(run.root or run.run_id)
         end: int | None = None
         if isinstance(at, str):
-            from perdure.kernel.history.fork import find, ops  # brings replay in, which lists do without
+            from perdure.kernel.history.ops import find, ops  # brings replay in, which lists do without
 
             op = find(ops(batches), at)
             if op.ended is None:
@@ -516,7 +516,7 @@ class Queries:
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
         batches = await self._base.store.journal.read(run.root or run.run_id)
         records, chunks = items_of(batches, path), chunks_of(batches, path)
-        from perdure.kernel.history.fork import ops  # brings replay in, which lists do without
+        from perdure.kernel.history.ops import ops  # brings replay in, which lists do without
 
         if not records and not chunks and path not in (known := ops(batches)):
             raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])

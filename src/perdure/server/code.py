@@ -17,8 +17,9 @@ from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
 from perdure.kernel.divergence.repair import code_at
 from perdure.kernel.events import Batch
-from perdure.kernel.history.diff import Diff, OpOutcome
+from perdure.kernel.history.diff import Diff
 from perdure.kernel.history.diff import diff as compare
+from perdure.kernel.history.ops import Op
 from perdure.kernel.policies.versions import Programs
 from perdure.ports.blobs import sources_of
 from perdure.server import shapes
@@ -131,7 +132,7 @@ async def diff_runs(call: Call[None, None]) -> shapes.Diff:
     )
 
 
-def _side(op: OpOutcome | None) -> shapes.DiffSide | None:
+def _side(op: Op | None) -> shapes.DiffSide | None:
     if op is None:
         return None
     large = bool(op.blob) or len(op.value) > INLINE

@@ -40,6 +40,7 @@ from perdure.kernel.events import (
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.edits import with_inputs
 from perdure.kernel.history.fork import Point, Value
+from perdure.kernel.history.ops import find, ops
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import Failure
 
@@ -207,7 +208,7 @@ def test_what_has_no_value_cannot_be_edited(op: str, why: str) -> None:
 
 def test_a_name_stands_for_the_first_op_of_that_name() -> None:
     batches = journal([StepStarted("x:0/a:0"), StepStarted("a:0")], [succeeded("a:0"), succeeded("x:0/a:0")])
-    assert forks.find(forks.ops(batches), "a").path == "x:0/a:0"
+    assert find(ops(batches), "a").path == "x:0/a:0"
     with pytest.raises(NoSuchOp, match="x:0/a:0, a:0"):
         forks.before(batches, "b")
 

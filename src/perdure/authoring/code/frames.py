@@ -23,7 +23,7 @@ from perdure.kernel.events import (
     StepSucceeded,
     WaitResolved,
 )
-from perdure.kernel.history.fork import find, ops
+from perdure.kernel.history.ops import find, ops
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution
 from perdure.kernel.replay import Replay, open_replay

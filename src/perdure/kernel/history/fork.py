@@ -13,15 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import NoSuchOp, UsageError
-from perdure.kernel.chunks import ChunkOutcome, chunk_range
+from perdure.errors import UsageError
 from perdure.kernel.context import RunContext, started_context, without_tags
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
     Batch,
     ChildFinished,
-    ChildStarted,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -30,9 +28,7 @@ from perdure.kernel.events import (
     RunStatus,
     SignalReceived,
     StateSet,
-    StepFailed,
     StepOutcome,
-    StepStarted,
     StepSucceeded,
     Trait,
     ValueRecorded,
@@ -43,11 +39,10 @@ from perdure.kernel.events import (
     numbered,
     started_in,
 )
-from perdure.kernel.ids import address, op_name
+from perdure.kernel.history.ops import Op, find, is_given_up, ops
+from perdure.kernel.ids import address
 from perdure.kernel.patches import retried_as
-from perdure.kernel.state import RunState
 from perdure.kernel.values.arguments import named_input
-from perdure.kernel.values.failures import Failure
 
 _SHARED = events_with(Trait.FORKED)
 # Kinds of recorded values that the body has computed with, and that replay must return again.
@@ -66,28 +61,6 @@ class Value(msgspec.Struct, frozen=True):
         return NULL if self.blob else self.data
 
 
-class Op(msgspec.Struct):
-    """One op in a journal. `began` and `ended` are numbers of events."""
-
-    path: str
-    kind: str
-    began: int
-    ended: int | None = None
-    # Its final failure.
-    failed: Failure | None = None
-    # Whether the program cancelled it.
-    given_up: bool = False
-    # Whether it is an at-most-once step with an unknown outcome.
-    unknown: bool = False
-    attempt: int = 0
-    # For a step: the hash of its inputs.
-    inputs: str = ""
-    # For a wait: the name of its signal, the child it is sent to, and the number of the signal it consumed.
-    name: str = ""
-    child: str = ""
-    taken: int | None = None
-
-
 class Point(msgspec.Struct, frozen=True):
     """Where a fork leaves its origin: before event `seq`, and without the earlier ops `anew` and signals `unsent`."""
 
@@ -97,47 +70,6 @@ class Point(msgspec.Struct, frozen=True):
 
 
 # --- where ----------------------------------------------------------------------------------------------------------
-
-
-def ops(batches: Iterable[Batch]) -> dict[str, Op]:
-    """The ops of a journal by path, in the order they began."""
-    found: dict[str, Op] = {}
-    state = RunState("")
-    signals: dict[int, int] = {}
-    for seq, at, event in numbered(batches):
-        if isinstance(event, StepStarted):
-            found.setdefault(event.op, Op(event.op, "step", seq, inputs=event.inputs)).attempt = event.attempt
-        elif isinstance(event, WaitOpened):
-            found[event.op] = Op(event.op, event.kind, seq, name=event.name, child=state.child_of(event.op))
-        elif isinstance(event, ChildStarted):
-            found[event.op] = Op(event.op, "child", seq, seq if event.detached else None)
-        elif isinstance(event, StateSet):
-            found[event.op] = Op(event.op, "state", seq, seq)
-        elif isinstance(event, ValueRecorded) and event.kind != "lock":
-            found[event.op] = Op(event.op, event.kind, seq, seq)
-        elif isinstance(event, SignalReceived):
-            signals[id(event)] = seq
-        elif isinstance(event, StepOutcome | ChildFinished | WaitResolved) and event.op in found:
-            op = found[event.op]
-            op.ended, op.failed, op.given_up = seq, _failure(event), _given_up(event)
-            op.unknown = isinstance(event, StepFailed) and event.unknown
-            if isinstance(event, WaitResolved) and event.by == "signal":
-                op.taken = signals[id(state.inbox[state.ops[event.op].name][0])]
-        state.fold(event, at)
-    return found
-
-
-def _failure(event: AnyEvent) -> Failure | None:
-    if isinstance(event, StepSucceeded) and chunk_range(event.op) is not None:
-        # The error of the first item that failed: with other chunks, too many items may have failed.
-        return msgspec.json.decode(event.value, type=ChunkOutcome).error
-    if isinstance(event, StepFailed):
-        return None if event.cancelled else event.error
-    if isinstance(event, ChildFinished):
-        return event.error if event.status is RunStatus.FAILED else None
-    if isinstance(event, WaitResolved) and (event.by == "timeout" or event.is_rejection):
-        return Failure("", event.by)
-    return None
 
 
 def before(batches: Sequence[Batch], at: str | int) -> Point:
@@ -160,21 +92,6 @@ def before(batches: Sequence[Batch], at: str | int) -> Point:
     return Point(op.ended if op.ended is not None else end_of(batches), frozenset({op.path}), unsent)
 
 
-def find(found: Mapping[str, Op], at: str) -> Op:
-    """The op at a path; a bare name means the first op of that name."""
-    op = found.get(at)
-    if op is None and ":" not in at:
-        op = next((one for one in found.values() if op_name(one.path) == at), None)
-    if op is None:
-        raise NoSuchOp(at, tuple(found))
-    return op
-
-
-def find_last(found: Mapping[str, Op], at: str) -> Op:
-    """As `find`; a bare name means the last op of that name."""
-    return find(dict(reversed(list(found.items()))), at)
-
-
 def at_end(batches: Sequence[Batch]) -> Point:
     """The point after the last event, or before the end of the run."""
     return Point(end_of(batches))
@@ -194,7 +111,7 @@ def end_of(batches: Sequence[Batch]) -> int:
     if not isinstance(last.events[-1], RunFinished):
         return last.seq + len(last.events)
     end = len(last.events) - 1
-    while end > 0 and _given_up(last.events[end - 1]):
+    while end > 0 and is_given_up(last.events[end - 1]):
         end -= 1
     return last.seq + end
 
@@ -202,20 +119,12 @@ def end_of(batches: Sequence[Batch]) -> int:
 def _before_end(events: Sequence[AnyEvent], at: int) -> int:
     """`at`, or the start of the end of a run that `at` is inside of: cancellations of open ops precede the end."""
     end = at
-    while end < len(events) and _given_up(events[end]):
+    while end < len(events) and is_given_up(events[end]):
         end += 1
     if end < len(events) and isinstance(events[end], RunFinished | ChildFinished):
-        while at > 1 and _given_up(events[at - 1]):
+        while at > 1 and is_given_up(events[at - 1]):
             at -= 1
     return at
-
-
-def _given_up(event: AnyEvent) -> bool:
-    if isinstance(event, StepFailed):
-        return event.cancelled
-    if isinstance(event, WaitResolved):
-        return event.by == "cancelled"
-    return isinstance(event, ChildFinished) and event.status is RunStatus.CANCELLED
 
 
 # --- what -----------------------------------------------------------------------------------------------------------

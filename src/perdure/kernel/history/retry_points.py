@@ -38,8 +38,9 @@ from perdure.kernel.events import (
     WaitResolved,
     numbered,
 )
-from perdure.kernel.history.fork import USED, Op, Value, context_of, end_of, ops
+from perdure.kernel.history.fork import USED, Value, context_of, end_of
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
+from perdure.kernel.history.ops import Op, ops
 from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.patches import PATCH
 from perdure.kernel.plan import keep, plan

@@ -23,7 +23,8 @@ from perdure.kernel.events import (
     SignalReceived,
     numbered,
 )
-from perdure.kernel.history.fork import Point, before, find, fork, ops
+from perdure.kernel.history.fork import Point, before, fork
+from perdure.kernel.history.ops import find, ops
 from perdure.kernel.inbound import Accepted, Finished, refuse_redacted
 from perdure.kernel.state import RunState, fold
 
