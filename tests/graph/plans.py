@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,11 +76,15 @@ def _step(spec: Spec) -> Callable[..., Any]:
             raise Boom(spec.name)
         return value_of(spec, given)
 
-    return _function(spec.name, spec.takes, act, is_async=True)
+    return _function(spec.name, spec.takes, act, is_async=True, is_generator=spec.lazy)
 
 
 def _function(
-    name: str, takes: tuple[Take, ...], act: Callable[[Mapping[str, Any]], Any], is_async: bool = False
+    name: str,
+    takes: tuple[Take, ...],
+    act: Callable[[Mapping[str, Any]], Any],
+    is_async: bool = False,
+    is_generator: bool = False,
 ) -> Callable[..., Any]:
     """A function with these parameters, which gives its arguments by name to another."""
     empty = inspect.Parameter.empty
@@ -105,7 +109,10 @@ def _function(
     async def slow(*args: Any, **kwargs: Any) -> Any:
         return act(given(args, kwargs))
 
-    made: Any = slow if is_async else plain
+    def each(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from act(given(args, kwargs))
+
+    made: Any = each if is_generator else slow if is_async else plain
     made.__name__ = made.__qualname__ = name
     made.__signature__ = signature
     made.__annotations__ = {take.name: Any for take in takes}
@@ -169,7 +176,7 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> 
                 spec = replace(spec, takes=(first, *spec.takes[1:]), over=(first.name,), on_error=on_error)
                 lists |= set(spec.outputs)
             elif kind == "step" and draw(st.booleans()):
-                spec = replace(spec, many=True)
+                spec = replace(spec, many=True, lazy=not spec.large and draw(st.booleans()))
                 lists |= set(spec.outputs)
         specs.append(spec)
         values += spec.outputs

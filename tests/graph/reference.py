@@ -33,7 +33,7 @@ class Spec:
     """A node. A gate chooses among `targets`, where None is END; `when` names a value that must be even.
 
     `over` are parameters that it is mapped over, `many` makes a gate choose several targets or a step return a list,
-    `large` lets a step return a value that is stored apart.
+    `large` lets a step return a value that is stored apart, `lazy` lets it yield the elements of its list.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Spec:
     many: bool = False
     fails: bool = False
     large: bool = False
+    lazy: bool = False
     inner: Plan | None = None
     over: tuple[str, ...] = ()
     on_error: Literal["fail", "none", "skip"] = "fail"

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from perdure import Limits, RunStatus, StepView
 from perdure.kernel.events import StepSucceeded
 from perdure.kernel.ids import op_name
+from perdure.kernel.values.items import parts_of
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Pause, Report, Sender, Simulation
 from tests.graph.plans import INPUTS, build, plans
 from tests.graph.reference import Expected, Plan, Spec, answer_to
@@ -68,7 +69,8 @@ def check(report: Report, plan: Plan, expected: Expected, paused: int = 0) -> No
         assert clear <= ran <= set(done)
         assert result.output is not None
         assert dict(result.output) == expected.outputs()
-    inline = [event for event in events if isinstance(event, StepSucceeded) and not event.blob]
+    ended = [event for event in events if isinstance(event, StepSucceeded)]
+    inline = [event for event in ended if not event.blob and parts_of(event.value) is None]
     values = {event.op: msgspec.json.decode(event.value) for event in inline}
     for op in set(values) & ran:
         assert list(expected.turns[op].values.values()) == as_values(plan, op, values[op]), op

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from perdure import Diverged, Engine, step_context
-from perdure.graph import END, Graph, node, route
+from perdure.graph import END, Graph, Items, node, route
 from perdure.testing import crash_everywhere, interleavings, replay
+from perdure.testing.simulation import STORMY, Faults, Simulation
 
 effects: dict[str, int] = {}
 
@@ -62,3 +65,49 @@ def test_a_recorded_run_of_a_graph_is_replayed() -> None:
     changed = Graph([left, right, node(again, name="other", inputs={"last": "first"})], name="sums")
     with pytest.raises(Diverged, match="again"):
         replay(capsule, changed).check()
+
+
+def counting(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+async def counting_on_the_loop(n: int) -> AsyncIterator[int]:
+    for number in range(n):
+        yield number
+
+
+async def square(number: int) -> int:
+    return number * number
+
+
+def total(square: Items[int]) -> int:
+    return sum(square)
+
+
+async def total_on_the_loop(square: Items[int]) -> int:
+    return sum([one async for one in square])
+
+
+@pytest.mark.parametrize("on_the_loop", [True, False])
+@pytest.mark.parametrize("faults", [None, STORMY], ids=["calm", "stormy"])
+def test_a_map_over_items_survives_a_crash_at_every_commit(on_the_loop: bool, faults: Faults | None) -> None:
+    numbers = node(counting_on_the_loop if on_the_loop else counting, name="numbers")
+    squares = node(square, inputs={"number": "numbers"}).map_over("number", chunk=2)
+    totals: Any = node(total_on_the_loop if on_the_loop else total, name="total")
+    graph = Graph([numbers, squares, totals], name="g", output=totals)
+    if faults is not None:
+        report = Simulation(1, faults=faults).run(graph(n=5), programs=[graph], engines=2)
+        assert report.results["run-0"].output == 30
+        return
+    survived = crash_everywhere(graph(n=5))
+    assert survived.result.output == 30
+    assert set(survived.executions) == {"numbers:0", "total:0", *(f"square:0[{n}]" for n in range(5))}
+
+
+def test_a_long_map_in_a_graph_inside_survives_a_crash_at_every_commit() -> None:
+    squares = node(square, inputs={"number": "numbers"}).map_over("number", chunk=1)
+    inner = Graph([squares, node(total)], name="inner", output="total")
+    graph = Graph([node(inner, name="sums")], name="g", output="sums")
+    survived = crash_everywhere(graph(numbers=[1, 2, 3]))
+    assert survived.result.output == 14
+    assert set(survived.executions) == {"sums:0/total:0", *(f"sums:0/square:0[{n}]" for n in range(3))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -53,6 +53,21 @@ class _Beyond(Exception):
         super().__init__(size)
 
 
+class _Waits(Exception):
+    """A coroutine does not complete at once."""
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that completes without waiting. Raises _Waits for any other."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        work.close()
+    raise _Waits
+
+
 class ItemBlobs:
     """The blobs of items in one store: for code on the event loop, in threads, and in other processes."""
 
@@ -85,21 +100,11 @@ class ItemBlobs:
 
     def read(self, blob: str) -> bytes:
         """As `load`, for code that cannot await; blocks the thread."""
-        try:
-            on_loop = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            on_loop = False
-        if not on_loop:
+        if not self._on_loop():
             return self.wait(self.load(blob))
-        # A step that blocks the event loop: read the store in another thread.
-        at_once = self.load(blob)
-        try:
-            at_once.send(None)
-        except StopIteration as done:
-            found: bytes = done.value
-            return found
-        finally:
-            at_once.close()
+        # A step that blocks the event loop: read the store in another thread, unless it replies at once.
+        with suppress(_Waits):
+            return _at_once(self.load(blob))
         if self._aside is None:
             if self.reopen is None:
                 raise UsageError(
@@ -110,10 +115,18 @@ class ItemBlobs:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """In a thread: await something on the event loop."""
+        if self._on_loop():
+            return _at_once(work)  # a simulation, which has no threads
         if self._loop is None or self._loop.is_closed():
             work.close()
             raise UsageError("these items are in a store that is not open")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _on_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def elsewhere(self) -> PartReader | None:
         """A reader for another process; None if only this process can read them."""

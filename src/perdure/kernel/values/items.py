@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, overload
 
@@ -261,6 +261,14 @@ def is_items(annotation: Any) -> bool:
     return annotation is Items or get_origin(annotation) is Items or any(map(is_items, get_args(annotation)))
 
 
+def as_items(plain: Any, annotation: Any) -> Any:
+    """The annotation of a decoded value; for one that is a reference to the items of a list, that of items."""
+    if not isinstance(plain, dict) or KEY not in plain or is_items(annotation):
+        return annotation
+    of = (get_args(annotation) or (Any,))[0]
+    return Items[of]  # type: ignore[valid-type]
+
+
 # --- references in encoded values -----------------------------------------------------------------------------------
 
 
@@ -308,3 +316,9 @@ def elements_of(part: Part, blob: bytes) -> bytes:
     if not part.first and part.n == len(elements):
         return blob[1:-1]
     return b",".join(map(bytes, elements[part.first : part.first + part.n]))
+
+
+def whole(data: bytes, blobs: Mapping[str, bytes]) -> bytes:
+    """An encoded list, which may be a reference to items in blobs."""
+    parts = parts_of(data)
+    return data if parts is None else b"[%b]" % b",".join(elements_of(part, blobs[part.blob]) for part in parts)

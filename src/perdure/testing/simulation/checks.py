@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 import msgspec
+from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, StepCancelled
+from perdure.kernel.chunks import ChunkInput
 from perdure.kernel.commands import FINISH, CancelKey, Command, Finish, OpenWait, RunStep
 from perdure.kernel.events import (
     AnyEvent,
@@ -28,6 +30,7 @@ from perdure.kernel.replay import open_replay
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import type_name
+from perdure.kernel.values.items import whole
 
 
 def check_journal(
@@ -36,8 +39,8 @@ def check_journal(
     """Replay a journal twice from the start, and return the problems."""
     events = [(with_blobs(event, blobs), batch.at) for batch in batches for event in batch.events]
     try:
-        commands, finish = _commands(programs, run_id, events, codec)
-        again, _ = _commands(programs, run_id, events, codec)
+        commands, finish = _commands(programs, run_id, events, codec, blobs)
+        again, _ = _commands(programs, run_id, events, codec, blobs)
     except Exception as error:
         return [f"the journal of {run_id} cannot be replayed: {error!r}"]
     if commands != again:
@@ -47,7 +50,11 @@ def check_journal(
 
 
 def _commands(
-    programs: Programs, run_id: str, events: Sequence[tuple[AnyEvent, float]], codec: Codec
+    programs: Programs,
+    run_id: str,
+    events: Sequence[tuple[AnyEvent, float]],
+    codec: Codec,
+    blobs: Mapping[str, bytes],
 ) -> tuple[list[str], Finish | None]:
     """The commands of the program after each event, and its Finish."""
     started = events[0][0]
@@ -58,6 +65,7 @@ def _commands(
     for event, _ in events:
         if isinstance(event, RunClaimed | RunResumed) and event.version:
             started = msgspec.structs.replace(started, version=event.version)
+    started = _with_items(started, blobs)
     replay = open_replay(programs, run_id, started, codec, [Batch(0, 0.0, [event for event, _ in events])])
     seen: list[str] = []
     finish: Finish | None = None
@@ -74,6 +82,15 @@ def _commands(
     finally:
         replay.close()
     return seen, finish if end == len(events) else None
+
+
+def _with_items(started: RunStarted, blobs: Mapping[str, bytes]) -> RunStarted:
+    """The RunStarted of a chunk of a map, with its items in place."""
+    if started.remote is None or started.remote.map is None:
+        return started
+    chunk = msgspec.json.decode(started.input, type=ChunkInput)
+    over = {name: Raw(whole(bytes(of), blobs)) for name, of in chunk.over.items()}
+    return msgspec.structs.replace(started, input=Raw(msgspec.json.encode(msgspec.structs.replace(chunk, over=over))))
 
 
 def _own_end(events: Sequence[AnyEvent]) -> int:

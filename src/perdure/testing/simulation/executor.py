@@ -36,7 +36,7 @@ class VirtualExecutor(EveryStepExecutor):
     async def _wrapped(self, context: StepContext, coro: Coroutine[Any, Any, Any], before: float, after: float) -> Any:
         if before:
             await asyncio.sleep(before)
-        self._monitor.executing(self._machine, *_attempt(context))
+        self._monitor.executing(self._machine, *_attempt(context), _path(context))
         try:
             value = await coro
             if after:
@@ -50,15 +50,26 @@ class VirtualExecutor(EveryStepExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a plain function at once: the wrapped coroutine that calls it takes the virtual time."""
         future: Future[Any] = Future()
+        self._machine.in_function = True
         try:
             future.set_result(fn(*args, **kwargs))
         except Exception as error:
             future.set_exception(error)
+        finally:
+            self._machine.in_function = False
         return future
 
 
 def _attempt(context: StepContext) -> tuple[str, str, int]:
-    """The run, op and number of an attempt. The op is in the idempotency key, behind a run_id without slashes."""
+    """The run of an attempt, the op in its journal, and its number."""
+    assert context._call is not None
+    return context.run_id, context._call.command.op, context.attempt
+
+
+def _path(context: StepContext) -> str:
+    """The op path of an attempt, as users know it: of an item of a chunk, it is not the op in its run.
+
+    The idempotency key has it, behind a run_id without slashes.
+    """
     own = f"{context.run_id}/"
-    op = context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]
-    return context.run_id, op, context.attempt
+    return context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]

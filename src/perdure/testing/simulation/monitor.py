@@ -193,12 +193,12 @@ class Monitor:
 
     # --- executions -----------------------------------------------------------------------------------------------
 
-    def executing(self, machine: Machine, run_id: str, op: str, attempt: int) -> None:
-        """A step's code begins to run."""
+    def executing(self, machine: Machine, run_id: str, op: str, attempt: int, path: str) -> None:
+        """A step's code begins to run; `path` is its op path in the run at the top."""
         watched = self.runs.get(run_id)
         seq = watched.state.next_seq if watched is not None else 0
         owned = watched is not None and watched.owner is machine
-        self.executions.append(StepExecution(self._world.time, machine.name, run_id, op, attempt, seq, owned))
+        self.executions.append(StepExecution(self._world.time, machine.name, run_id, path, attempt, seq, owned))
         self.note(machine.name, f"execute {run_id}/{op} #{attempt}")
 
     def executed(self, machine: Machine, run_id: str, op: str, attempt: int, error: BaseException | None) -> None:

@@ -107,12 +107,14 @@ class _Slow:
         return call
 
     async def _fate(self) -> None:
+        if self._machine.in_function:
+            return
         await self._delay()
         if self._faults.refusals and self._machine.world.chance.random() < self._faults.refusals:
             raise StoreUnavailable("memory://", "the simulation says so")
 
     async def _delay(self) -> None:
-        if len(self._faults.delays) > 1 or self._faults.delays[0]:
+        if not self._machine.in_function and (len(self._faults.delays) > 1 or self._faults.delays[0]):
             delay = self._machine.world.chance.choice(self._faults.delays)
             if delay:
                 await asyncio.sleep(delay)

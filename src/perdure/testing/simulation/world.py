@@ -38,6 +38,8 @@ class Machine:
         self.loop = VirtualLoop(lambda: world.time)
         self.dead = False
         self.paused_until = 0.0
+        # Whether it is in a plain function, which nothing can interrupt: the store replies at once.
+        self.in_function = False
         # Its purpose.
         self.task: asyncio.Task[Any] | None = None
         # Called when it dies by a fault, and when the simulation discards it.
