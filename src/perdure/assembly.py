@@ -626,7 +626,7 @@ async def _run(
                 if before is not None and before.status.finished and before.run_id == result.run_id:
                     result.error.add_note(ended_before(result.id, result.status))
                 raise result.error
-            return result.output  # type: ignore[return-value]
+            return result.output
 
 
 def ended_before(id: str, status: RunStatus) -> str:

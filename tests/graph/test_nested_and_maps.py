@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Finished, NoSuchRun, RunStatus, bail, rule, step, wait_signal, workflow
+from perdure.errors import NotDecodable
 from perdure.graph import Graph, interrupt, node
 from tests.graph.running import run
 
@@ -318,6 +319,25 @@ async def test_the_rules_of_a_graph_hold_for_the_programs_in_it_behind_their_own
     async with Engine("memory://", [outer]) as engine:
         assert (await engine.run(outer(x=[1] if kind == "item" else 1))).status is RunStatus.COMPLETED
     assert tries == {"flaky": 3, "own": 2}
+
+
+@pytest.mark.parametrize("chunk", [1, 500])
+@pytest.mark.parametrize("output", [None, "text"])
+async def test_a_workflow_inside_that_bails_gives_a_value_of_its_type_or_fails_its_node(
+    output: Any, chunk: int
+) -> None:
+    @workflow
+    async def leaves(x: int) -> int:
+        bail(reason="enough", output=output if x == 2 else x)
+
+    alone = Graph([node(leaves)], name="alone")
+    mapped = Graph([node(leaves, inputs={"x": "xs"}).map_over("x", chunk=chunk, on_error="none")], name="mapped")
+    async with Engine("memory://", [alone, mapped]) as engine:
+        assert (await engine.run(alone(x=1))).output == {"leaves": 1}
+        result = await engine.run(alone(x=2))
+        assert isinstance(result.error, NotDecodable)
+        assert "the output of bail() in leaves:0" in str(result.error)
+        assert (await engine.run(mapped(xs=[1, 2, 3]))).output == {"leaves": [1, None, 3]}
 
 
 @pytest.mark.parametrize("kind", ["graph", "twice", "item", "workflow"])

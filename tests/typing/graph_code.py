@@ -96,9 +96,8 @@ async def use() -> None:
     async with Engine("memory://", [plain, one, whole]) as engine:
         result = await engine.run(one(query="hello"), id="c")
         assert_type(result, RunResult[str])
-        assert_type(result.output, str | None)
+        assert_type(result.output, str)
         found = (await engine.run(plain(query="hello"))).output
-        assert found is not None
         assert_type(found, Outputs)
         assert_type(found[retrieve], list[Doc])
         assert_type(found[answer], str)
@@ -106,9 +105,8 @@ async def use() -> None:
         assert_type(found["answer"], object)
         _ = found[3]  # type: ignore[call-overload]
         report = (await engine.run(whole(query="hello"))).output
-        assert report is not None
         assert_type(report.docs, list[Doc])
-        assert_type((await engine.run(typed("hello", k=3))).output, str | None)
+        assert_type((await engine.run(typed("hello", k=3))).output, str)
         _ = typed(3)  # type: ignore[arg-type]
         _ = typed("hello", j=3)  # type: ignore[call-arg]
         _ = typed()  # type: ignore[call-arg]

@@ -342,7 +342,7 @@ async def handles_and_results_carry_the_result_type(order: Order) -> None:
         _ = engine.handle("order-123", fulfil(order))  # type: ignore[call-overload]
         result = await engine.run(count(3), id="c")
         assert_type(result, RunResult[int])
-        assert_type(result.output, int | None)
+        assert_type(result.output, int)
         assert_type(await engine.get("c"), RunView | None)
         for view in await engine.list(status="completed"):
             assert_type(view, RunSummary)

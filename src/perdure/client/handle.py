@@ -98,7 +98,7 @@ class RunHandle(Generic[R]):
         result = await self.outcome(timeout)
         if result.error is not None:
             raise result.error
-        return result.output  # type: ignore[return-value]
+        return result.output
 
     async def outcome(
         self,

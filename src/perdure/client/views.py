@@ -274,7 +274,8 @@ class RunResult(Generic[R]):
     id: str
     run_id: str
     status: RunStatus
-    output: R | None = None
+    output: R = None  # type: ignore[assignment]
+    """The result of a run that completed or bailed; None for any other. Typed as the result of a completed run."""
     error: BaseException | None = None
     program: str = ""
     tags: dict[str, str] = field(default_factory=dict)

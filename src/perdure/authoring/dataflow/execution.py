@@ -350,12 +350,16 @@ class DataflowExecution:
         if number == self._plan.last:
             self._last_ended(event)
             return
-        mapped = self._plan.nodes[number].mapped
-        if event.status is RunStatus.BAILED and self._can_drain(number) and not (mapped is not None and mapped.rows):
+        node = self._plan.nodes[number]
+        rows = node.mapped is not None and node.mapped.rows
+        if event.status is RunStatus.BAILED and self._can_drain(number) and not rows:
             # A graph inside this one is a part of it: what bails in it ends the whole.
             self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
             return
-        if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
+        failure = event.error
+        if event.status is RunStatus.BAILED and not rows:
+            failure = self._misfit(event.value, node.returns, f"the output of bail() in {event.op}")
+        if event.status in (RunStatus.COMPLETED, RunStatus.BAILED) and failure is None:
             reason = why_no_result(event.value)
             # Runs of before structures were recorded have passed on what a result says about skipped values.
             clean = self._structure and self._can_drain(number)
@@ -369,7 +373,6 @@ class DataflowExecution:
             else:
                 self._done(number, value)
             return
-        failure = event.error
         if failure is None:
             error = RunCancelled(f"{self._started.id}/{event.op}", event.reason or None)
             failure = self._described(error)
@@ -377,6 +380,14 @@ class DataflowExecution:
             self._item_failed(number, event.op, failure)
         else:
             self._failed(number, failure, recorded=True)
+
+    def _misfit(self, value: Raw, type: Any, what: str) -> Failure | None:
+        """Why a value is not of a type."""
+        try:
+            self._codec.decode(value, type, what)
+        except NotDecodable as error:
+            return describe(error, self._codec)
+        return None
 
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
         if self._end is not None:

@@ -95,15 +95,16 @@ class OrSkipped(OwnDecoder):
 
     def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
         """The function that decodes a result."""
-        decode = or_items(self.type, codec, codec.unchecked(self.type, "a result"))
-        return lambda data: decode(data) if why_no_result(data) is None else None
+        decode = codec.unchecked(self.type, "a result")
+        of = (get_args(self.type) or (Any,))[0]
+        items = codec.unchecked(Items[of], "a result")  # type: ignore[valid-type]
 
+        def decoded(data: bytes | Raw) -> Any:
+            if why_no_result(data) is not None:
+                return None
+            return items(data) if bytes(data).startswith(REFERENCE) else decode(data)
 
-def or_items(type: Any, codec: Codec, decode: Callable[[bytes | Raw], Any]) -> Callable[[bytes | Raw], Any]:
-    """A function that decodes a value, and gives a list as items where it is a reference to them."""
-    of = (get_args(type) or (Any,))[0]
-    items = codec.unchecked(Items[of], "a result")  # type: ignore[valid-type]
-    return lambda data: items(data) if bytes(data).startswith(REFERENCE) else decode(data)
+        return decoded
 
 
 def joined(values: Sequence[Value]) -> bytes:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from perdure.kernel.values.items import Items
+from perdure.kernel.values.types import PlainForm
 
 
 def fits(made: Any, wanted: Any) -> bool:
@@ -37,6 +38,9 @@ def fits(made: Any, wanted: Any) -> bool:
         return all(name in has and fits(has[name], type) for name, type in needs.items())
     if is_typeddict(one) or is_typeddict(other):
         return issubclass(dict, one if is_typeddict(other) else other)
+    if issubclass(one, PlainForm):
+        # It is stored as an object, of which the parameter may make what it likes.
+        return not issubclass(other, (str, int, float, bytes, list, tuple, set, frozenset, type(None)))
     if (one, other) in ((int, float), (bool, float), (int, complex), (float, complex)):
         return True
     try:

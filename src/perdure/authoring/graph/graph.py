@@ -29,7 +29,7 @@ from perdure.authoring.dataflow.values import OrSkipped
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
-from perdure.authoring.graph.outputs import Outputs, OutputsForm
+from perdure.authoring.graph.outputs import Outputs
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
@@ -200,7 +200,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         values = {self._output_names.get(name, name): type for name, type in built.values.items()}
         results = {self._output_names.get(name, name): built.values[name] for name, _ in built.plan.results}
         if self._output is None:
-            self.returns = OutputsForm(results, values)
+            self.returns = Outputs.of(results, values)
         elif built.plan.single:
             self.returns = OrSkipped(next(iter(results.values())))
         else:

@@ -214,7 +214,7 @@ class ProgramNode(Node[P, R]):
         else:
             returns = self.program.returns
             returns = returns.type if isinstance(returns, OrSkipped) else returns
-            makes = tuple(Made(name, (), returns if not self.parts else Any) for name in outputs)
+            makes = tuple(Made(name, (), returns) for name in outputs)
             makes += tuple(
                 Made(name, (name,), type, weak=True) for name, type in self.parts.items() if name not in outputs
             )
@@ -597,7 +597,7 @@ def route(
         raise WrongValue("route(targets=[]) has nothing to choose from; name its nodes, as in targets=[approve, END]")
 
     def make(fn: Callable[..., Any]) -> Gate:
-        own = given_name(name, fn.__name__)
+        own = given_name(name, fn.__name__.strip("<>"))
 
         def choose(result: Any) -> list[str | None]:
             if result is None:
@@ -625,7 +625,7 @@ def ifelse(
     yes, no = _target(when_true), _target(when_false)
 
     def make(fn: Callable[..., bool]) -> Gate:
-        own = given_name(name, fn.__name__)
+        own = given_name(name, fn.__name__.strip("<>"))
 
         def choose(result: Any) -> list[str | None]:
             if result is not True and result is not False:
@@ -718,7 +718,7 @@ def interrupt(
     def make(fn: Callable[..., Any], depth: int = 2) -> InterruptNode[Any]:
         _pure(fn, "an interrupt")
         hints = hints_of(fn, depth)
-        own = given_name(name, fn.__name__)
+        own = given_name(name, fn.__name__.strip("<>"))
         question = _question(own, answer, hints.get("return", Any), None, timeout, on_timeout, approvers)
         return InterruptNode.of(fn, Wiring(own, inputs, after, when), question, hints)
 

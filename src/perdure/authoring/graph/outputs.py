@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, overload
-
-import msgspec
-from msgspec import Raw
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 from perdure.authoring.code.step import Step
-from perdure.authoring.dataflow.values import or_items
 from perdure.authoring.graph.nodes import Node
 from perdure.kernel.hints import did_you_mean
-from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.items import as_items
 from perdure.kernel.values.skips import SKIPS
 from perdure.kernel.values.types import PlainForm
 
@@ -25,14 +21,36 @@ class Outputs(Mapping[str, object], PlainForm):
     By name, or typed by node: `outputs["docs"]`, `outputs[retrieve]`. A KeyError says why a value is not there.
     """
 
-    __slots__ = ("_known", "_skipped", "_values")
+    __slots__ = ("_convert", "_skipped", "_values")
+
+    # Of the outputs of a graph: their types, and the names of all of its values.
+    _types: ClassVar[Mapping[str, Any]] = {}
+    _known: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
-        self, values: Mapping[str, object], skipped: Mapping[str, str] | None = None, known: Iterable[str] = ()
+        self,
+        values: Mapping[str, object],
+        skipped: Mapping[str, str] | None = None,
+        convert: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self._values, self._skipped = dict(values), dict(skipped or {})
-        # The names of all values of the graph.
-        self._known = frozenset(known)
+        # Decodes the values whose types are not known, where a node tells its own.
+        self._convert = convert
+
+    @classmethod
+    def of(cls, types: Mapping[str, Any], known: Iterable[str]) -> type[Outputs]:
+        """The class of the outputs of a graph, by which they are decoded: each value by the annotation of its node."""
+        names = {"__slots__": (), "__module__": "perdure.graph", "_types": dict(types), "_known": frozenset(known)}
+        return type("Outputs", (cls,), names)
+
+    @classmethod
+    def made(cls, plain: Any, convert: Callable[[Any, Any], Any]) -> Self:
+        """The outputs that were stored so."""
+        if not isinstance(plain, dict):
+            raise ValueError(f"Expected `object`, got `{type(plain).__name__}`")
+        types = cls._types
+        values = {name: convert(one, as_items(one, types.get(name, Any))) for name, one in plain.items()}
+        return cls(values, values.pop(SKIPS, None), convert)
 
     @overload
     def __getitem__(self, key: Step[..., T]) -> T: ...
@@ -44,14 +62,16 @@ class Outputs(Mapping[str, object], PlainForm):
         return self._named(key)
 
     def _of(self, node: Step[..., Any]) -> Any:
-        outputs = node.outputs if isinstance(node, Node) else None
-        name = node.wiring.name if isinstance(node, Node) else node.name
-        if outputs is None:
-            return self._named(name)
-        if not outputs:
-            raise KeyError(f"{name!r} has no value: it was made with outputs=None")
-        found = tuple(self._named(one) for one in outputs)
+        drawn = (node if isinstance(node, Node) else Node(node.spec)).draft()
+        made = {one.name: one.type for one in drawn.makes if not one.weak}
+        if not made:
+            raise KeyError(f"{drawn.node.name!r} has no value: it was made with outputs=None")
+        found = tuple(self._typed(name, type) for name, type in made.items())
         return found if len(found) > 1 else found[0]
+
+    def _typed(self, name: str, type: Any) -> object:
+        value = self._named(name)
+        return value if self._convert is None or name in self._types else self._convert(value, type)
 
     def _named(self, name: Any) -> object:
         if name in self._values:
@@ -87,31 +107,8 @@ class Outputs(Mapping[str, object], PlainForm):
     def __hash__(self) -> int:
         return hash(frozenset(self._values))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Outputs, (self._values, self._skipped)
+
     def __repr__(self) -> str:
         return f"Outputs({self._values!r})"
-
-
-class OutputsForm(OwnDecoder):
-    """How the stored result of a graph becomes Outputs: each value by the annotation of its node."""
-
-    def __init__(self, types: Mapping[str, Any], known: Iterable[str]) -> None:
-        self._types, self._known = dict(types), frozenset(known)
-
-    def __repr__(self) -> str:
-        return "Outputs"
-
-    def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
-        """The function that decodes a result."""
-        decoders = {
-            name: or_items(type, codec, codec.decoder(type, f"the value {name!r}"))
-            for name, type in self._types.items()
-        }
-        split = msgspec.json.Decoder(dict[str, Raw]).decode
-        plain = msgspec.json.decode
-
-        def decode(data: bytes | Raw) -> Outputs:
-            found = split(data)
-            skipped = plain(found.pop(SKIPS)) if SKIPS in found else {}
-            return Outputs({name: decoders.get(name, plain)(raw) for name, raw in found.items()}, skipped, self._known)
-
-        return decode

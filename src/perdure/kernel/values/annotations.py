@@ -17,7 +17,7 @@ from msgspec import inspect as msgspec_inspect
 
 from perdure.kernel.values.items import KEY, Items, Part, PartReader, Stored
 from perdure.kernel.values.models import is_model, model_from
-from perdure.kernel.values.types import Shapes, name_of, record_fields
+from perdure.kernel.values.types import PlainForm, Shapes, name_of, record_fields
 from perdure.kernel.values.value_versions import Versions, versions_of
 
 # Annotations without information: the value comes back as plain JSON.
@@ -85,7 +85,7 @@ class Annotations:
                 )
             known = (
                 cls is object
-                or cls is Items
+                or issubclass(cls, PlainForm)
                 or cls in self._stand_ins.values()
                 or self._shapes.codec_for(cls) is not None
                 or is_model(cls)
@@ -111,6 +111,8 @@ class Annotations:
             return Items(value, None if is_plain(element) else lambda plain: self.convert(plain, element))
         if codec := self._shapes.codec_for(cls):
             return codec.decode(value)
+        if issubclass(cls, PlainForm):
+            return cls.made(value, self.convert)
         if is_model(cls):
             return model_from(cls, msgspec.json.encode(value))
         for base in (str, int, float):

@@ -72,6 +72,11 @@ class PlainForm:
         """What is stored."""
         raise NotImplementedError
 
+    @classmethod
+    def made(cls, plain: Any, convert: Callable[[Any, Any], Any]) -> Any:
+        """A value of this class from what was stored; `convert` decodes a part of it by an annotation."""
+        raise NotImplementedError
+
 
 class Shape(NamedTuple):
     """How values of one type are converted to plain data."""
