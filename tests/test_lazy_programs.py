@@ -94,7 +94,7 @@ async def test_a_run_under_way_goes_on_and_a_child_is_loaded_by_its_name(tmp_pat
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("lazy_bad:doubled", "No module named 'not_there_at_all'"),
+        ("lazy_bad:doubled", "No module named 'not_there_at_all' (File "),
         ("lazy_missing:doubled", "No module named 'lazy_missing'"),
         ("lazy_exits:doubled", "SystemExit: 3"),
         ("doubled=lazy_good:nothing", "no attribute 'nothing'"),

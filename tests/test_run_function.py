@@ -196,7 +196,7 @@ if __name__ == "__main__":
 
 
 def test_a_script_that_shows_the_error_of_an_earlier_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
-    path, told = tmp_path / "pay.py", "Run 'order 1' had failed before"
+    path, told = tmp_path / "pay.py", "Run 'order 1' had already failed"
     path.write_text(BREAKS.replace("BROKEN", "True"))
     first = run(tmp_path, "pay.py")
     assert "ValueError: typo" in first.stderr
@@ -205,7 +205,7 @@ def test_a_script_that_shows_the_error_of_an_earlier_run_says_so_and_how_to_go_o
     again = run(tmp_path, "pay.py")
     assert "ValueError: typo" in again.stderr
     assert told in again.stderr
-    assert "`perdure runs retry 'order 1'` and the same command again" in again.stderr
+    assert "perdure runs retry 'order 1', and then the same command again" in again.stderr
     assert run(tmp_path, "-m", "perdure", "runs", "retry", "order 1").returncode == 0
     assert run(tmp_path, "pay.py").stdout == "7\n"
     path.write_text(BREAKS.replace("BROKEN", "True"))
@@ -217,5 +217,5 @@ def test_the_command_line_says_that_a_run_had_failed_before(tmp_path: Path) -> N
     command = ("-m", "perdure", "run", "pay.py", "--id", "order 1")
     first, again = run(tmp_path, *command), run(tmp_path, *command)
     assert "before this command" not in first.stderr
-    assert "It had ended so before this command, which executed nothing." in again.stderr
-    assert "Let it go on from there: perdure runs retry 'order 1', and the same command again" in again.stderr
+    assert "It had already ended; this command executed nothing." in again.stderr
+    assert "To retry it: perdure runs retry 'order 1', and then this command again" in again.stderr

@@ -132,7 +132,7 @@ class Engine(Client):
                 f"Engine(clock={clock!r:.80}) takes a clock, with a method now(); leave it out for the system's"
             )
         if threads is not None and executor is not None:
-            raise UsageError("threads=... has no effect beside executor=..., which runs `def` steps; give one of them")
+            raise UsageError("threads=... has no effect with executor=..., which runs `def` steps; give one of them")
         # Without one it takes the name that it had the last time, when it is opened: what it owned is its own again.
         # Another process on the store is another orchestrator, and has another name.
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
@@ -208,8 +208,8 @@ class Engine(Client):
     def _renewed(self, program: Program) -> None:
         self._check_loaded(program)
         log.warning(
-            "the program %r was defined again since this engine was given it (%s): runs that begin or are loaded from "
-            "now on use the new definition. A run under way that does not fit it is parked",
+            "the program %r was defined again after this engine was opened (%s): runs that start or are loaded from "
+            "now on use the new definition. A run in progress that does not fit it is parked",
             program.name,
             program.defined.source if program.defined is not None else "",
         )
@@ -295,7 +295,7 @@ class Engine(Client):
         if self._base.forked:
             self._base.check_process()
         if self._orchestrator is not None:
-            raise UsageError("this Engine is open already; make another one to run two side by side")
+            raise UsageError("this Engine is already open; create another one to run two side by side")
         for program in self._programs.every():
             _check_types(program, self)
         await self._base.connect(migrate=True)
@@ -526,8 +526,8 @@ class Engine(Client):
         owner, left = found[0].owner, self._membership.lease_left(found[0].owner)
         if left is not None:
             log.warning(
-                "run %r belongs to orchestrator %s: this process waits for its result. If that orchestrator is gone, "
-                "this process takes the run over when the lease of %s ends, in at most %.0f s",
+                "run %r belongs to orchestrator %s, and this process waits for its result. If that one is gone, it "
+                "waits for the lease of %s, at most %.0f s, and takes the run over",
                 id,
                 owner,
                 owner,
@@ -587,7 +587,7 @@ def run(
     check_invocation(invocation, "run")
     if asyncio.events._get_running_loop() is not None:
         raise UsageError(
-            "perdure.run() begins an event loop of its own, and one is running here already, as in a notebook or an "
+            "perdure.run() starts an event loop of its own, and one is already running here, as in a notebook or an "
             f"`async def`. Write: async with Engine(store, [{invocation.name}]) as engine: "
             f"result = await engine.run({invocation.name}(...)). Or use perdure.blocking, whose loop is in a thread"
         )
@@ -632,9 +632,9 @@ async def _run(
 def ended_before(id: str, status: RunStatus) -> str:
     """The note for a caller who starts a run that failed or was cancelled before, and gets its error again."""
     return (
-        f"Run {id!r} had {'failed' if status is RunStatus.FAILED else 'been cancelled'} before: this is how it ended "
-        f"then, and nothing was executed now. To let it go on from there, `perdure runs retry {shlex.quote(id)}` and "
-        "the same command again; to begin anew, another id or reuse='allow_if_failed'."
+        f"Run {id!r} had already {'failed' if status is RunStatus.FAILED else 'been cancelled'}; this is its recorded "
+        f"error, and nothing was executed. To retry it: perdure runs retry {shlex.quote(id)}, and then the same "
+        "command again. To start over, use another id, or reuse='allow_if_failed'."
     )
 
 
@@ -663,7 +663,7 @@ def _check_kinds(
         raise UsageError(f"Engine(store, {programs!r:.80}): programs are a list; write Engine(store, [...])")
     if name is not None and not (isinstance(name, str) and name):
         raise UsageError(
-            f"Engine(name={name!r:.80}): a name is a text, such as 'worker-1'; leave it out to have one made"
+            f"Engine(name={name!r:.80}): a name is a string, such as 'worker-1'; leave it out to have one generated"
         )
     if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
         raise UsageError(f"Engine(max_concurrency={max_concurrency!r:.80}): it is a whole number of steps")

@@ -111,7 +111,7 @@ class InvalidStoreUrl(UsageError):
 
 
 class UnknownProgram(UsageError):
-    """A run needs a program that this engine was not given."""
+    """A run needs a program that this engine does not have."""
 
     def __init__(self, name: str, known: tuple[str, ...] = (), hint: str = "") -> None:
         self.name, self.known = name, known
@@ -143,7 +143,7 @@ class BrokenProgram(UnknownProgram):
 
 
 class UnknownVersion(UsageError):
-    """A run needs a version of its program that this engine was not given."""
+    """A run needs a version of its program that this engine does not have."""
 
     def __init__(self, name: str, version: str, known: tuple[str, ...]) -> None:
         self.name, self.version, self.known = name, version, known

@@ -126,8 +126,8 @@ class LocalGateway(StoreGateway):
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
         if orchestrator.session.retired.is_set():
             raise UsageError(
-                f"another process has been started as {orchestrator.name!r}, and goes on with what this Engine had; "
-                "give each process a name of its own: Engine(name=...)"
+                f"another process was started under the name {orchestrator.name!r}, and has taken over the runs of "
+                "this Engine; give each process a name of its own: Engine(name=...)"
             )
         return orchestrator
 

@@ -104,7 +104,7 @@ class Lock:
         # With the attempt: an older one that has not noticed its end must not give back what is ours.
         owner = f"{step.id}#{step.attempt}"
         if locker.holds(self.key, owner):
-            raise UsageError(f"this step holds the lock {self.key!r} already and would wait for itself; take it once")
+            raise UsageError(f"this step already holds the lock {self.key!r} and would deadlock; take it once")
 
         def earlier(other: str) -> bool:
             return other != owner and other.startswith(f"{step.id}#")
@@ -115,7 +115,7 @@ class Lock:
 
     def _check_free(self) -> None:
         if self._held is not None:
-            raise UsageError(f"this lock object holds {self.key!r} already; call lock(...) for each block")
+            raise UsageError(f"this lock object already holds {self.key!r}; call lock(...) for each block")
 
     def _check_kept(self, held: Hold, error: BaseException | None) -> None:
         if held.lost and error is None:

@@ -270,7 +270,7 @@ def test_a_wrong_command_is_explained(cli: Cli, words: list[str], said: str) -> 
         ("perdure.db", "write 'sqlite:///perdure.db'"),
         ("sqlite:///missing/x.db", "does not exist"),
         ("sqlite:///flows.py", "not a perdure store"),
-        ("carrier-pigeon://x", "no known backend"),
+        ("carrier-pigeon://x", "not a known backend"),
     ],
 )
 def test_a_store_that_cannot_be_used_ends_with_4(cli: Cli, store: str, said: str) -> None:

@@ -60,7 +60,7 @@ def test_a_program_can_be_given_by_its_name_alone(shop: Cli) -> None:
         (["--every", "3 fortnights"], "not a duration"),
         (["--every", "-5"], "must be more than zero"),
         (["--cron", "0 0 30 2 *"], "never fires"),
-        (["--cron", "0 0 * * *", "--timezone", "Mars/Base"], "no time zone"),
+        (["--cron", "0 0 * * *", "--timezone", "Mars/Base"], "not a time zone"),
         (["--every", "60", "--overlap", "skipp"], "did you mean 'skip'"),
         (["--every", "60", "--catch-up", "most"], "none of 'skip', 'one', 'all'"),
         ([], "either --every 15m or --cron"),

@@ -191,7 +191,7 @@ MISFITS: list[tuple[Any, type[Exception], str]] = [
     ),
     (call("fulfil", order=WRONG), NotDecodable, r'"three" is not of type "integer" - at `\$\.items\[0\]\.cents`'),
     (call("fulfil", order=GOOD, gift=7), NotDecodable, "the argument gift of fulfil cannot be read as bool: 7 is not"),
-    (call("fulfil"), UsageError, r"fulfil\(\) cannot be called so: missing a required argument: 'order'"),
+    (call("fulfil"), UsageError, r"fulfil\(\) cannot be called like this: missing a required argument: 'order'"),
     (call("fulfil", gift=True), UsageError, "missing a required argument: 'order'"),
     (call("fulfil", GOOD, 5), UsageError, "too many positional arguments"),
     (call("fulfil", order=GOOD, colour="red"), UsageError, "got an unexpected keyword argument 'colour'"),

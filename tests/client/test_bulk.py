@@ -308,12 +308,12 @@ async def test_schedules_are_no_runs_of_a_bulk_call() -> None:
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        ({}, "without a filter would mean every run"),
-        ({"program": None}, "without a filter would mean every run"),
+        ({}, "without a filter would select every run"),
+        ({"program": None}, "without a filter would select every run"),
         ({"programme": "x"}, "has no filter 'programme'; it has ids, status, program"),
         ({"ids": "abc"}, "is one string; give a list"),
         ({"ids": ["a"], "program": "x"}, "leave out other filters"),
-        ({"program": "x", "limit": 0}, "give how many runs at most"),
+        ({"program": "x", "limit": 0}, "give a maximum number of runs"),
         ({"status": "asleep"}, "'asleep' is no status"),
         ({"ids": ["a", "b"], "limit": 1}, "names 2 runs, more than limit=1"),
     ],

@@ -155,7 +155,7 @@ async def test_statuses_say_what_else_goes(engine: Engine) -> None:
         ({"older_than": 1, "statuses": "done"}, "statuses='done'"),
         ({"older_than": 1, "statuses": []}, "statuses is empty"),
         ({"older_than": 1, "grace": -1}, "grace=-1"),
-        ({"older_than": 1, "archive": "/dev/null/x"}, "is no directory to write to"),
+        ({"older_than": 1, "archive": "/dev/null/x"}, "is not a directory that can be written to"),
     ],
 )
 @on_two_stores

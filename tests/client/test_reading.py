@@ -226,15 +226,15 @@ async def test_a_list_is_narrowed_on_every_store(any_store: Store) -> None:
 @pytest.mark.parametrize(
     ("filter", "said"),
     [
-        ({"since": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 - that is the point
-        ({"until": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001
-        ({"until": 5}, "give a moment"),
+        ({"since": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001 - that is the point
+        ({"until": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"until": 5}, "give a datetime"),
         ({"owner": ""}, "the name of an orchestrator"),
         ({"queue": 3}, "the name of a queue"),
         ({"parent": 3}, "the id of a run"),
         ({"id_prefix": b"x"}, "the beginning of an id"),
-        ({"id_prefix": "a\0"}, "no name can have"),
-        ({"owner": "\ud800"}, "no name can have"),
+        ({"id_prefix": "a\0"}, "no name may have"),
+        ({"owner": "\ud800"}, "no name may have"),
     ],
 )
 async def test_a_filter_that_makes_no_sense_is_refused(filter: dict[str, Any], said: str) -> None:

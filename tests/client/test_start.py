@@ -366,7 +366,7 @@ async def test_a_deadline_that_is_not_reached_has_no_effect(jobs: Jobs) -> None:
 
 async def test_a_deadline_without_a_zone_is_refused(jobs: Jobs) -> None:
     async with Engine("memory://", jobs.all) as engine:
-        with pytest.raises(UsageError, match="timezone"):
+        with pytest.raises(UsageError, match="time zone"):
             _ = await engine.start(jobs.quick(1), deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - the mistake under test
 
 

@@ -1,4 +1,4 @@
-"""Kill -9 at every commit of a run that goes on from before an op: the old one ends when the new one begins."""
+"""Kill -9 at every commit of a run that continues from before an op: the old one ends when the new one begins."""
 
 from __future__ import annotations
 

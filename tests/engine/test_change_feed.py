@@ -157,7 +157,7 @@ def test_a_refresh_that_fails_is_made_again_and_logged_once(caplog: pytest.LogCa
 
     with caplog.at_level(logging.WARNING, "perdure"):
         play(scenario())
-    assert [line for line in caplog.messages if "testing failed, and is retried" in line] == caplog.messages
+    assert [line for line in caplog.messages if "testing failed, and will be retried" in line] == caplog.messages
     assert len(caplog.messages) == 1
 
 

@@ -157,6 +157,6 @@ async def test_a_step_that_takes_a_lock_inside_itself_is_told_so() -> None:
 
     async with Engine("memory://", [calls]) as engine:
         first, second = await (await engine.start(calls())).result(PATIENCE)
-        assert "would wait for itself" in first
+        assert "would deadlock" in first
         assert "async with" in second
         assert await free(engine)

@@ -122,3 +122,13 @@ async def test_a_fallback_of_the_worker_holds(run: Run) -> None:
 def test_exception_classes_cannot_be_sent_and_are_refused_where_they_are_given() -> None:
     with pytest.raises(InvalidRule, match="give this rule to the worker"):
         flaky.options(retry=Retry(attempts=3, on=(ConnectionError,)))
+
+
+async def test_a_failed_attempt_is_logged_under_the_run_that_called_the_step(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "perdure"):
+        await run(trying(2), worker=[rule("flaky", attempts=2, initial=0)], id="film")
+    assert [line for line in caplog.messages if "failed" in line] == [
+        "run film: step flaky:0 in queue gpu: attempt 1 of 2 failed: ConnectionError: not yet; next attempt in 0.0 s"
+    ]

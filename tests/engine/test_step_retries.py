@@ -41,8 +41,8 @@ async def test_a_failed_attempt_is_one_line_in_the_log(caplog: pytest.LogCapture
             await engine.run(flow(), id="it")
     error = r"tests.engine.step_parts.TooBusy: line one\x1b[31m"
     assert [line for line in caplog.messages if line.startswith("run ")] == [
-        f"run it: flaky:0, attempt 1 of 2 failed: {error}; the next begins in 0.0 s",
-        f"run it: flaky:0, attempt 2 failed: {error}; the step has failed",
+        f"run it: step flaky:0: attempt 1 of 2 failed: {error}; next attempt in 0.0 s",
+        f"run it: step flaky:0: attempt 2 of 2 failed: {error}; the step has failed",
     ]
 
 
@@ -57,7 +57,9 @@ async def test_a_long_error_is_cut_in_the_log_and_shows_that_it_was(caplog: pyte
         async with Engine("memory://", [flow]) as engine:
             await engine.run(flow(), id="it")
     [line] = [line for line in caplog.messages if line.startswith("run ")]
-    assert line == f"run it: talkative:0, attempt 1 failed: {'RuntimeError: '.ljust(199, 'x')}…; the step has failed"
+    assert (
+        line == f"run it: step talkative:0: attempt 1 failed: {'RuntimeError: '.ljust(199, 'x')}…; the step has failed"
+    )
 
 
 async def test_a_step_that_never_succeeds_fails_with_its_last_exception() -> None:

@@ -18,7 +18,7 @@ from tests.engine.stream_parts import read, values
 
 
 def test_a_generator_in_another_process_is_refused_at_the_decorator() -> None:
-    with pytest.raises(TypeError, match="cannot show what it yields"):
+    with pytest.raises(TypeError, match="cannot emit what it yields"):
 
         @step(cpu=True)
         def wrong() -> Iterator[int]:
@@ -43,7 +43,7 @@ async def test_a_generator_in_an_executor_of_processes_is_told_so() -> None:
         async with Engine("memory://", [read], recovery=AT_ONCE, executor=pool) as engine:
             error = (await engine.run(read("a"))).error
     assert isinstance(error, UsageError)
-    assert "from where nothing can be shown" in str(error)
+    assert "from which it cannot emit" in str(error)
 
 
 async def test_chunks_survive_others_who_write_to_the_same_journal() -> None:

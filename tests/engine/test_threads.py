@@ -215,7 +215,7 @@ def test_what_is_no_number_of_threads_is_refused(threads: Any) -> None:
 
 
 def test_a_number_of_threads_beside_an_executor_is_refused() -> None:
-    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="no effect beside executor"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="no effect with executor"):
         _ = Engine("memory://", [], threads=4, executor=pool)
 
 

@@ -99,7 +99,7 @@ async def test_a_parked_run_goes_on_from_before_an_op_as_a_new_incarnation(kind:
     assert view is not None
     assert before is not None
     assert (view.run_id, view.forked_from, view.status) == (verdict.run_id, run_id, RunStatus.COMPLETED)
-    assert (before.status, before.reason) == (RunStatus.CANCELLED, "it goes on from before work:1")
+    assert (before.status, before.reason) == (RunStatus.CANCELLED, "it continues from before work:1")
     assert calls == {"one": 1, "two": 2, "audit": 1}
     # `work:1` is another call now than it was: it must not be taken for that one.
     assert keys["audit"] == {f"{verdict.run_id}/work:1"}
@@ -253,7 +253,7 @@ async def test_what_cannot_be_truncated_is_refused_and_nothing_is_written() -> N
     async with connect(store) as client:
         with pytest.raises(NoSuchOp, match="work:7"):
             _ = await client.resolve("it", before="work:7")
-        with pytest.raises(UsageError, match="fail= alone"):
+        with pytest.raises(UsageError, match="takes no other option"):
             _ = await client.resolve("it", before="work:1", fail="no")
         with pytest.raises(UsageError):
             _ = await client.resolve("it", before="")

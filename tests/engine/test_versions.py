@@ -379,7 +379,7 @@ async def test_what_cannot_be_resolved_is_refused_with_the_reason() -> None:
             _ = await engine.resolve("it", version="2")
         with pytest.raises(NoSuchRun):
             _ = await engine.resolve("nobody")
-        with pytest.raises(UsageError, match="takes fail= alone"):
+        with pytest.raises(UsageError, match="takes no other option"):
             _ = await engine.resolve("it", version="2", fail="no")
         with pytest.raises(UsageError, match="is empty"):
             _ = await engine.resolve("it", version="")

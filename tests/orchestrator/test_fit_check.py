@@ -527,7 +527,7 @@ async def test_it_logs_once_for_each_program_how_many_parked_runs_go_on(caplog: 
         async with engine_of(store, clock, listening, renamed) as engine:
             await until(lambda: _all(engine, RunStatus.WAITING))
     said = [record.getMessage() for record in caplog.records if "parked" in record.getMessage()]
-    assert said == ["60 parked runs of `job` go on (deployed code fits again)"]
+    assert said == ["60 parked runs of `job` continue (deployed code fits again)"]
 
 
 async def test_a_run_that_is_resolved_by_hand_says_so() -> None:

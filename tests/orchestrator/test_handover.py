@@ -331,7 +331,7 @@ async def trivial() -> int:
 
 async def test_an_engine_cannot_be_opened_twice() -> None:
     async with Engine("memory://", [trivial]) as engine:
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             _ = await engine.open()
         assert (await engine.run(trivial())).output == 1
 

@@ -122,7 +122,7 @@ def test_an_orchestrator_that_cannot_renew_stops_before_its_lease_ends_and_goes_
     assert said[1:] == [
         "orchestrator a: no heartbeat succeeded in time; stopped 1 run (another orchestrator may take over). "
         "Resumes when a heartbeat succeeds",
-        "orchestrator a: heartbeat succeeded again; it resumes its runs",
+        "orchestrator a: heartbeat succeeded again; resuming its runs",
     ]
 
 
@@ -179,7 +179,7 @@ def test_whoever_starts_under_a_name_takes_it_and_the_older_process_stops() -> N
                 assert old.superseded.is_set()
                 assert not new.superseded.is_set()
                 assert cancelled == ["x"]
-                with pytest.raises(UsageError, match="started as 'node'"):
+                with pytest.raises(UsageError, match="started under the name 'node'"):
                     _ = await old.start(resting("y", 1.0), id="y")
                 # Who waits at the old one hears of the end all the same.
                 assert await run.result(1000) == "x"

@@ -342,7 +342,7 @@ async def test_a_value_that_no_longer_decodes_parks_the_run(
         assert view is not None
         assert view.parked == "undecodable"
         assert "cannot be read as" in view.reason
-        assert "goes on by itself" in view.reason
+        assert "continues by itself" in view.reason
         assert await engine.signal("it", "more") == Accepted()
     assert called == []
     async with Engine(store, [before, orders], recovery=AT_ONCE, clock=clock) as engine:

@@ -264,10 +264,10 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
             "recovery:\n  checkIntervalSec: 3",
             "line 2: recovery has no setting 'checkIntervalSec'; did you mean 'checkI",
         ),
-        ("name: a\nstore: sqlit:///x.db", "line 2: store: 'sqlit' is no known backend; did you mean 'sqlite'?"),
+        ("name: a\nstore: sqlit:///x.db", "line 2: store: 'sqlit' is not a known backend; did you mean 'sqlite'?"),
         ("store: x.db", "line 1: store is a URL, such as 'sqlite:///flows.db'"),
         ("store: none", "line 1: store is a URL"),
-        ("leases: sqlite:///x.db", "line 1: leases: 'sqlite' is no known backend; there is etcd, etcds, none"),
+        ("leases: sqlite:///x.db", "line 1: leases: 'sqlite' is not a known backend; there is etcd, etcds, none"),
         ("leases: some", "line 1: leases is a URL, such as 'etcd://host:2379', or none"),
         ("zzz: 1", "line 1: there is no setting 'zzz'; there is store, leases, name,"),
         (
@@ -329,7 +329,7 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
         ),
         (
             "storageConfig:\n  type: postgres\n  databaseUrl: postgres://a?pool=2\n  maxConnections: 3",
-            "line 4: databaseUrl says pool= too; keep one of the two",
+            "line 4: databaseUrl has pool= too; keep one of the two",
         ),
         (
             "storageConfig:\n  type: sqlite\n  databaseUrl: sqlite:a.db\n  maxConnections: 0",

@@ -44,8 +44,8 @@ def test_what_is_quoted_comes_back_and_no_password_is_shown(user: str, password:
         ("etcd:///prefix", "it names no host"),
         ("etcd://a,,b", "it names no host"),
         ("etcd://a b", "it names no host"),
-        ("etcd://a:port", "'a:port' is no host and port"),
-        ("etcd://a:99999", "'a:99999' is no host and port"),
+        ("etcd://a:port", "'a:port' is not a host and port"),
+        ("etcd://a:99999", "'a:99999' is not a host and port"),
         ("etcd://[::1", "write etcd://host:2379/prefix"),
         ("http://a:2379", "an address such as etcd://host:2379/prefix"),
         ("etcd://a?cart=x", "the unknown parameter 'cart'; did you mean 'cert'?"),
@@ -58,7 +58,7 @@ def test_what_is_quoted_comes_back_and_no_password_is_shown(user: str, password:
         ("etcd://a?timeout=inf", "must be a number of seconds above 0"),
         ("etcd://:secret@a", "there is a password and no user"),
         ("etcd://u:secret#1@a", "in a password write it as %23"),
-        ("etcd://u:secret@a:port", "'a:port' is no host and port"),
+        ("etcd://u:secret@a:port", "'a:port' is not a host and port"),
     ],
 )
 def test_an_address_that_cannot_be_meant_says_why(url: str, said: str) -> None:

@@ -187,7 +187,7 @@ async def test_work_waits_for_a_full_disk_and_goes_on(postgres_url: str) -> None
             "raise exception 'could not extend file' using errcode = '53100'; end $$",
             "create trigger full_disk before insert on perdure_journal execute function full_disk()",
         )
-        with pytest.raises(StoreUnavailable, match="disk is full; make room there"):
+        with pytest.raises(StoreUnavailable, match="disk is full; free some space there"):
             _ = await engine.start(flow(), id="refused")
         await sql(postgres_url, "drop trigger full_disk on perdure_journal")
         run = await engine.start(flow(), id="it")

@@ -268,7 +268,7 @@ async def test_a_server_that_is_gone_is_told_and_work_goes_on_when_it_is_back(se
             with pytest.raises(StoreUnavailable, match="no server answers"):
                 await store.runs.get("r1")
             # It is known that nothing is sent to a server that takes no connection.
-            with pytest.raises(StoreUnavailable, match="Runs that wait go on when it is back"):
+            with pytest.raises(StoreUnavailable, match="Runs continue when it is back"):
                 await write(store, run.then(*step(0)))
             server.start()
             assert len(await numbered(store.journal, "r1")) == 2

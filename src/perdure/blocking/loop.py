@@ -46,7 +46,7 @@ class Loop:
         check_main()
         self._check_process()
         if self._loop is not None:
-            raise UsageError(f"this {self._owner} is open already; make another one to use two side by side")
+            raise UsageError(f"this {self._owner} is already open; create another one to use two side by side")
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
@@ -107,7 +107,7 @@ class Loop:
             how = f"with {'Engine(...)' if self._owner == 'Engine' else 'connect(...)'}"
             return UsageError(f"this {self._owner} is not open; use it as `{how} as ...`")
         return UsageError(
-            f"this {self._owner} of perdure.blocking was called from its own event loop, and would wait for itself; "
+            f"this {self._owner} of perdure.blocking was called from its own event loop, and would deadlock; "
             "call it from a step that is a plain `def`, which runs in a thread"
         )
 
@@ -120,7 +120,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             return
         except (SystemExit, KeyboardInterrupt) as error:
             log.error(
-                "a task in the engine's loop raised %r; the engine goes on. Steps end by raising or returning", error
+                "a task in the engine's loop raised %r; the engine continues. Steps end by raising or returning", error
             )
 
 

@@ -106,12 +106,12 @@ class Bulk:
         """
         self._base.check_open()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise UsageError(f"{what}(limit={limit!r}): give how many runs at most, from 1 on")
+            raise UsageError(f"{what}(limit={limit!r}): give a maximum number of runs, at least 1")
         if unknown := sorted(filters.keys() - RunFilters.__annotations__.keys()):
             raise UsageError(f"{what}() has no filter {unknown[0]!r}; it has {', '.join(RunFilters.__annotations__)}")
         given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         if not given:
-            raise UsageError(f"{what}() without a filter would mean every run; say which, as in program='fulfil'")
+            raise UsageError(f"{what}() without a filter would select every run; select some, as in program='fulfil'")
         _ = check_cursor(cursor, what)
         if "ids" in given:
             return await self._named(what, given, act, limit, cursor, dry_run)
@@ -136,7 +136,7 @@ class Bulk:
         dry_run: bool,
     ) -> BulkReport[T]:
         if len(given) > 1 or cursor is not None:
-            raise UsageError(f"{what}(ids=[...]) names its runs; leave out other filters and the cursor")
+            raise UsageError(f"{what}(ids=[...]) already selects runs; leave out other filters and the cursor")
         if isinstance(given["ids"], str):
             raise UsageError(f"{what}(ids={given['ids']!r}) is one string; give a list, as in ids=[{given['ids']!r}]")
         if not isinstance(given["ids"], Iterable):

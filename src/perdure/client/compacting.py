@@ -29,7 +29,7 @@ async def compact(base: StoreClient, id: str, *, dry_run: bool = False) -> Compa
     root = run.root or run.run_id
     row = run if not run.root else await base.store.runs.get(run.root)
     if row is None or not row.status.finished:
-        raise UsageError(f"run {id!r} has not finished; compact it then. While it goes on, snapshots are taken")
+        raise UsageError(f"run {id!r} has not finished; compact it when it has")
     batches = await base.store.journal.read(root)
     kept = audited(batches)
     before, after = _count(batches), _count(kept)

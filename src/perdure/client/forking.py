@@ -371,7 +371,7 @@ class Forks:
             path = child_path(run)
             raise UsageError(f"{id!r} is a child; name the run at the top, {run.root}, and the op in it, {path}/...")
         if run.program.startswith(BUILT_IN):
-            raise UsageError(f"{id!r} is a run of {run.program}, which is perdure's own and cannot be forked")
+            raise UsageError(f"{id!r} is a run of {run.program}, which is built in and cannot be forked")
         return run, await self._base.store.journal.read(run.run_id)
 
     async def _fork(
@@ -443,9 +443,9 @@ async def create_with_past(base: StoreClient, run_id: str, past: Sequence[Batch]
 
 
 _HINTS = {
-    RunStatus.COMPLETED: "fork it to go on from another point",
-    RunStatus.BAILED: "fork it to go on from another point",
-    RunStatus.PARKED: "deploy code that fits it, and it goes on by itself",
+    RunStatus.COMPLETED: "fork it to continue from another point",
+    RunStatus.BAILED: "fork it to continue from another point",
+    RunStatus.PARKED: "deploy code that fits it, and it continues by itself",
     RunStatus.PAUSED: "resume it",
 }
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 def check_on_commit(given: OnCommit | None) -> tuple[OnCommit, ...]:
     """The callback of `Engine(on_commit=...)`."""
     if given is not None and not callable(given):
-        raise UsageError(f"on_commit takes a function that is told of each commit, f(id, append), not {given!r:.80}")
+        raise UsageError(f"on_commit takes a function that is called for each commit, f(id, append), not {given!r:.80}")
     return () if given is None else (given,)
 
 
@@ -131,8 +131,8 @@ class Observers(Generic[T]):
         self._logged.add((number, type(error)))
         place = raised_at(error)
         log.error(
-            "%s of run %r: %s raised %s%s; the run is not affected. The callback is notified again next time, and "
-            "errors of this kind are not logged again",
+            "%s of run %r: %s raised %s%s; the run is not affected. The callback is called again next time; "
+            "further errors of this kind are not logged",
             self._option,
             id,
             getattr(callback, "__qualname__", callback),

@@ -213,7 +213,7 @@ def _folder(archive: str | os.PathLike[str]) -> str:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"archive={folder!r} is no directory to write to: {error.strerror}") from error
+        raise UsageError(f"archive={folder!r} is not a directory that can be written to: {error.strerror}") from error
     return folder
 
 

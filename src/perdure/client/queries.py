@@ -775,11 +775,9 @@ def _timestamp(at: datetime | None, what: str) -> float | None:
     if at is None:
         return None
     if not isinstance(at, datetime):
-        raise UsageError(f"{what}={at!r}): give a moment such as datetime.now(UTC) - timedelta(hours=1)")
+        raise UsageError(f"{what}={at!r}): give a datetime such as datetime.now(UTC) - timedelta(hours=1)")
     if at.tzinfo is None:
-        raise UsageError(
-            f"{what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
-        )
+        raise UsageError(f"{what}={at!r}): the time has no time zone; write datetime.now(UTC), or add tzinfo=UTC to it")
     return at.timestamp()
 
 
@@ -792,7 +790,7 @@ def _match(search: str | None, call: str) -> Match | None:
         field, *path = left.strip().split(".")
         flaw = flaw_of(search, MAX_ASKED)
         if flaw is not None:
-            raise UsageError(f"{call}(search={search[:60]!r}): it {flaw}, which nothing that is stored can have")
+            raise UsageError(f"{call}(search={search[:60]!r}): it {flaw}, which no stored text can have")
         match field:
             case "input" | "output" if equals and all(path):
                 return Match(field, value.strip(), tuple(path))
@@ -812,7 +810,7 @@ def _named(name: str | None, what: str, meaning: str) -> str | None:
         raise UsageError(f"{what}={name!r}): give {meaning}")
     flaw = flaw_of(name, MAX_ASKED)
     if flaw is not None:
-        raise UsageError(f"{what}={name[:60]!r}): it {flaw}, which no name can have")
+        raise UsageError(f"{what}={name[:60]!r}): it {flaw}, which no name may have")
     return name
 
 

@@ -47,7 +47,7 @@ class Resolver:
         executed again. `by` is who decides, for its journal. Raises NotParked when the run is not parked.
         """
         if fail is not None and (version is not None or before is not None):
-            raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
+            raise UsageError("resolve(fail=...) takes no other option: a failed run does not continue")
         person = check_text(by, "by")
         pin = "" if version is None else check_version(version, "version")
         if before is not None:
@@ -85,7 +85,7 @@ class Resolver:
             for path in remote:
                 # Its worker makes it for a run that has ended.
                 with suppress(NoSuchRun):
-                    await self._messages.cancel(step_key(run.run_id, path), "its run goes on from before it")
+                    await self._messages.cancel(step_key(run.run_id, path), "its run continues from before it")
             return Decided(Truncated(run_id, rewind.forgotten(batches, past)))
 
         return await decided(attempt)
@@ -119,5 +119,5 @@ class Resolver:
         latest, _ = await self._base.require(run.id)
         if latest.run_id != run.run_id:
             raise UsageError(
-                f"{run.run_id} is not the latest run under the id {run.id!r}; give the id, or fork this one"
+                f"{run.run_id} is not the latest run under the id {run.id!r}; pass the id, or fork this one"
             )

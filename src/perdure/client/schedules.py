@@ -153,7 +153,9 @@ class Schedules:
                 f"tags={asked.tags!r:.80}: {', '.join(own)} is set by the schedule itself; choose another name"
             )
         if isinstance(asked.deadline, datetime):
-            raise UsageError("deadline= of a schedule is how long each of its runs may take: seconds or a timedelta")
+            raise UsageError(
+                "the the deadline= of a schedule is how long each of its runs may take: seconds or a timedelta"
+            )
         if asked.durability is not None:
             self.base.store.check_durability(durability_of(asked.durability))
         program = self._gateway.program(invocation)
@@ -335,12 +337,14 @@ class ScheduleHandle:
         for name, value in (("start", start), ("end", end)):
             if not isinstance(value, datetime) or value.tzinfo is None:
                 raise UsageError(
-                    f"backfill({name}={value!r:.80}) needs a datetime with a timezone; write "
+                    f"backfill({name}={value!r:.80}) needs a datetime with a time zone; write "
                     "datetime(2026, 1, 1, tzinfo=UTC)"
                 )
         now = self._schedules.base.clock.now()
         if end.timestamp() > now:
-            raise UsageError(f"backfill(end={end.isoformat()}) is in the future; those ticks will fire by themselves")
+            raise UsageError(
+                f"backfill(end={end.isoformat()}) is in the future; those ticks will fire when they are due"
+            )
         if start >= end:
             raise UsageError(f"backfill(start={start.isoformat()}, end={end.isoformat()}): start must be before end")
         known = await self._read()

@@ -94,7 +94,7 @@ class Signatures:
         more = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
         says = f"worker {workers[0]}{more} has {program}{signature}"
         if not misfit.argument:
-            return WrongCall(f"{program}() cannot be called so: {misfit.reason}; {says}")
+            return WrongCall(f"{program}() cannot be called like this: {misfit.reason}; {says}")
         return NotDecodable(f"the argument {misfit.argument} of {program}", misfit.type, f"{misfit.reason}; {says}")
 
     async def _read(self, since: float) -> None:

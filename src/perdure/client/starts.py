@@ -342,6 +342,6 @@ def moment_of(value: Duration | datetime | None, now: float, what: str) -> float
         return None
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise UsageError(f"{what}={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
+            raise UsageError(f"{what}={value!r} has no time zone; write datetime.now(UTC) + timedelta(...)")
         return value.astimezone(UTC).timestamp()
     return now + seconds(value, what)

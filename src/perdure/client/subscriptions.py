@@ -160,7 +160,7 @@ class RunWaiters:
         """Fail the waiters that are left."""
         await self._changes.close()
         closed = UsageError(
-            "the engine was left before this run ended; it goes on when an engine opens the store again"
+            "the engine was closed before this run ended; it continues when an engine opens the store again"
         )
         for run_id in list(self._waiters):
             self._resolve(self._waiters.pop(run_id, ()), closed)
@@ -293,7 +293,9 @@ class JournalFollowers:
         if self._changes is not None:
             await self._changes.close()
             self._changes = None
-        closed = UsageError("the engine was left while this run was followed; follow it again from where you were")
+        closed = UsageError(
+            "the engine was closed while this run was followed; follow it again from the last number you have"
+        )
         for followers in self.followed.values():
             for follower in followers:
                 follower.close(closed)

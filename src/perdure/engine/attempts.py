@@ -31,7 +31,16 @@ from perdure.errors import (
     ValueProblem,
 )
 from perdure.kernel.commands import UNDECODED, RunStep
-from perdure.kernel.events import NULL, AnyEvent, AttemptFailed, StepFailed, StepSkipped, StepStarted, StepSucceeded
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    AttemptFailed,
+    RunStarted,
+    StepFailed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+)
 from perdure.kernel.ids import MAX_REASON, check_text, step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
@@ -306,8 +315,7 @@ class Attempts:
             # A StepBailed raised by user code may lack attributes: then the step fails with that error.
             bailed = None
             error = UsageError(
-                f"{op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
-                "write bail(reason, output)"
+                f"{op} raised a StepBailed without a reason or an output ({broken!r:.200}); write bail(reason, output)"
             )
         mask = self._services.runner.secrets if spec.secrets else None
         if bailed is not None and mask is not None:
@@ -332,7 +340,7 @@ class Attempts:
         event = failed(self._state, call, failure, retryable, now)
         if log.isEnabledFor(logging.INFO):
             assert self._state.started is not None
-            log.info("%s", _log_line(self._state.started.id, event, failure, now))
+            log.info("%s", _log_line(self._state.started, event, failure, spec.retry.attempts, now))
         return event
 
     def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
@@ -393,16 +401,25 @@ class Attempts:
         self.channels = {}
 
 
-def _log_line(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, now: float) -> str:
+def _log_line(
+    started: RunStarted, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, allowed: int, now: float
+) -> str:
     """A failed attempt in one line, for an operator: of which run, how it failed, and what follows."""
-    number, follows = f"attempt {event.attempt}", "the step has failed"
+    run, op, remote = started.id, event.op, started.remote
+    if remote is not None and remote.run is not None and remote.map is None:
+        # The run that called the step: that of the step itself is in no list.
+        run, op = remote.run.id, f"{remote.op} in queue {started.queue}"
+    # More attempts than are allowed: some died with their process.
+    number = f"attempt {event.attempt}" + (f" of {allowed}" if 1 < allowed >= event.attempt else "")
+    follows = "the step has failed"
     if isinstance(event, AttemptFailed):
-        number += f" of {event.of}" if event.of else ""
-        follows = "its fallback is next" if event.fallback else f"the next begins in {event.retry_at - now:.1f} s"
+        wait = event.retry_at - now
+        after = f"{wait:.1f} s" if wait < 120 else f"{wait / 60:.0f} min"
+        follows = "its fallback is called" if event.fallback else f"next attempt in {after}"
     elif isinstance(event, StepSkipped):
         follows = "the step is skipped"
     said = str(failure).partition("\n")[0]
     said = said if len(said) <= 200 else f"{said[:199]}…"
     # Escape control characters of the message.
     error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)
-    return f"run {id}: {event.op}, {number} failed: {error}; {follows}"
+    return f"run {run}: step {op}: {number} failed: {error}; {follows}"

@@ -68,10 +68,10 @@ class Duties:
             report = await duty.run_once(self._clock.now())
         except PerdureError as error:
             if self._is_new(duty.name, error):
-                log.warning("%s: %s failed, and is retried: %s", self._subject, duty.name, error)
+                log.warning("%s: %s failed, and will be retried: %s", self._subject, duty.name, error)
         except Exception as error:
             if self._is_new(duty.name, error):
-                log.exception("%s: %s failed with an unexpected error, and is retried", self._subject, duty.name)
+                log.exception("%s: %s failed with an unexpected error, and will be retried", self._subject, duty.name)
         else:
             self._failures.pop(duty.name, None)
             return report

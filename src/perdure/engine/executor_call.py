@@ -78,7 +78,7 @@ class Job:
         if self.generator is not None:
             raise UsageError(
                 f"the step {self.generator.__qualname__} is a generator, and the engine's executor would run it in "
-                "another process, from where nothing can be shown; make it an async generator, or return a list"
+                "another process, from which it cannot emit; make it an async generator, or return a list"
             )
         module, name = self.fn.__module__, self.fn.__qualname__
         if "<" in name:
@@ -88,8 +88,8 @@ class Job:
             )
         if inspect.ismethod(self.fn):
             raise UsageError(
-                f"the step {name} is a method of an object, which is not in another process; make it a function at the "
-                "top of a module, and get what it needs with resource()"
+                f"the step {name} is a method of an object that the other process does not have; make it a function at "
+                "the top of a module, and get what it needs with resource()"
             )
         places = self.step.resources.places()
         step = (

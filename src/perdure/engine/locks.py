@@ -170,7 +170,7 @@ class Locker:
         mine: Callable[[], bool],
     ) -> Hold | HeldBy:
         if self._closed:
-            raise UsageError(f"the lock {key!r} cannot be taken any more: the engine or client was closed")
+            raise UsageError(f"the lock {key!r} cannot be acquired: the engine or client was closed")
         here = self._holds.get(key)
         if here is not None and here.owner != owner and here.expires > self._clock.now() and not replaces(here.owner):
             return HeldBy(here.owner, here.expires)

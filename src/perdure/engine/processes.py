@@ -138,9 +138,7 @@ class _Child:
             return
         status = self._died()
         if status == UNGUARDED:
-            raise UsageError(
-                f"{label} cannot begin: its process {GUARD}. Then let the run go on with `perdure runs retry ID`"
-            )
+            raise UsageError(f"{label} cannot start: its process {GUARD}. Then retry the run: `perdure runs retry ID`")
         main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
         raise ProcessDied(
             str(label),

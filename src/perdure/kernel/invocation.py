@@ -47,7 +47,7 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
             if program is None:
                 raise
             known = f"it is {program.name}{program.signature}"
-            raise WrongCall(f"{self.name}() cannot be called so: {error}; {known}") from None
+            raise WrongCall(f"{self.name}() cannot be called like this: {error}; {known}") from None
 
     def record(self, codec: Codec) -> str:
         """The arguments as the op of a child records them: those that were given, by name."""

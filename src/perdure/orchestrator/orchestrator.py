@@ -431,13 +431,13 @@ class Orchestrator:
         if not self.session.suspended or self.session.closing or self.session.retired.is_set():
             return False
         self.session.suspended = False
-        log.warning("orchestrator %s: heartbeat succeeded again; it resumes its runs", self.name)
+        log.warning("orchestrator %s: heartbeat succeeded again; resuming its runs", self.name)
         return True
 
     def retire(self) -> None:
         """Stop for good: another process has this name."""
         log.warning(
-            "orchestrator %s: another process has been started under this name; this one has stopped for good. Give "
+            "orchestrator %s: another process was started under this name; this one has stopped for good. Give "
             "each process a name of its own",
             self.name,
         )

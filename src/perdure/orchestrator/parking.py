@@ -107,7 +107,9 @@ class Parking:
             self._log_unparked_at.cancel()
             self._log_unparked_at = None
         for (program, reason), count in self._unparked.items():
-            runs = "1 parked run of `%s` goes on (%s)" if count == 1 else f"{count:,} parked runs of `%s` go on (%s)"
+            runs = (
+                "1 parked run of `%s` continues (%s)" if count == 1 else f"{count:,} parked runs of `%s` continue (%s)"
+            )
             log.warning(runs, program, reason)
         self._unparked.clear()
 
@@ -133,7 +135,7 @@ class Parking:
         except Corrupt:
             found = head = None
         if found is None or head is None:
-            log.error("run_id %s cannot be read: %s; this process leaves it alone", run_id, reason)
+            log.error("run_id %s cannot be read: %s; this process does not try it again", run_id, reason)
             self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
             return
         if found.status is RunStatus.PARKED:

@@ -46,8 +46,9 @@ def _await_leases(membership: Membership, owners: Sequence[str]) -> None:
         left = membership.lease_left(owner)
         if left is not None:
             log.info(
-                "orchestrator %s has unfinished runs. If it is gone, they are taken over when its lease ends, in at "
-                "most %.0f s",
+                "orchestrator %s has unfinished runs. If it is gone, this one waits for the lease of %s, at most %.0f "
+                "s, and takes them over",
+                owner,
                 owner,
                 left,
             )
@@ -60,7 +61,7 @@ def _logged(what: str) -> Iterator[None]:
     except StoreUnavailable:
         raise
     except Exception:
-        log.exception("%s failed; the engine starts, and tries again later", what)
+        log.exception("%s failed; the engine starts, and will try again", what)
 
 
 async def recover(orchestrator: Orchestrator, membership: Membership, *, startup: bool) -> int:
@@ -156,12 +157,12 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> None:
     unknown = [name for name in found if name not in known and not name.startswith(REMOTE)]
     inside = _names_inside(programs.values()) if unknown else ()
     unknown = [name for name in unknown if name not in inside]
-    for program in unknown[:WARNINGS]:
+    if unknown:
+        more = f" and {len(unknown) - WARNINGS} more" if len(unknown) > WARNINGS else ""
         log.warning(
-            "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
-            "wait for an engine that has it: Engine(store, [..., %s])",
-            program,
-            program,
+            "the store has unfinished runs of programs that this engine does not have: %s%s; they wait for an engine "
+            "that has them: Engine(store, [..., %s])",
+            ", ".join(unknown[:WARNINGS]),
+            more,
+            unknown[0],
         )
-    if len(unknown) > WARNINGS:
-        log.warning("the store has unfinished runs of %d more programs like this", len(unknown) - WARNINGS)

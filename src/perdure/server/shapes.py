@@ -469,7 +469,7 @@ class Done(Struct, frozen=True):
     status: RunStatus | None = None
     """Of a run that had ended: how."""
     again: list[str] = []
-    """Of a run that goes on from before an op: the ops that are done again if the code asks for them."""
+    """Of a run that continues from before an op: the ops that are done again if the code asks for them."""
 
 
 class Started(Struct, frozen=True, kw_only=True):

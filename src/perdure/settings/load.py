@@ -170,7 +170,7 @@ def _check_scheme(name: str, url: str | None, where: str) -> None:
         example = "'sqlite:///flows.db'" if name == "store" else "'etcd://host:2379', or none"
         raise InvalidSettings(where, f"{name} is a URL, such as {example}")
     if scheme not in SCHEMES[name]:
-        raise InvalidSettings(where, f"{name}: {scheme!r} is no known backend; {suggest(scheme, SCHEMES[name])}")
+        raise InvalidSettings(where, f"{name}: {scheme!r} is not a known backend; {suggest(scheme, SCHEMES[name])}")
 
 
 def _made(make: Callable[..., T], path: Path, source: Source, **values: Any) -> T:

@@ -54,7 +54,7 @@ def store_url(values: dict[str, Any], source: Source) -> str:
             continue
         if any(option.startswith(f"{ours}=") for option in options):
             raise InvalidSettings(
-                source.where(("storageConfig", name)), f"databaseUrl says {ours}= too; keep one of the two"
+                source.where(("storageConfig", name)), f"databaseUrl has {ours}= too; keep one of the two"
             )
         if name == "maxConnections" and not 1 <= values[name] <= 999:
             raise InvalidSettings(source.where(("storageConfig", name)), "maxConnections must be from 1 to 999")

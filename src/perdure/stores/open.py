@@ -74,7 +74,7 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(masked(url), f"this version of perdure has no {scheme} store; {CHOICE}")
-    raise InvalidStoreUrl(masked(url), f"{scheme!r} is no known backend; {CHOICE}")
+    raise InvalidStoreUrl(masked(url), f"{scheme!r} is not a known backend; {CHOICE}")
 
 
 def _sqlite(url: str, rest: str) -> Store:
@@ -95,9 +95,9 @@ def _sqlite(url: str, rest: str) -> Store:
     )
 
 
-IN_MEMORY = "it names no file; for a store that lives in memory use 'memory://'"
+IN_MEMORY = "it names no file; for a store in memory, use 'memory://'"
 SQLITE_MODES = {
-    "memory": "mode=memory would keep nothing; for a store that lives in memory use 'memory://'",
+    "memory": "mode=memory would keep nothing; for a store in memory, use 'memory://'",
     "ro": "an engine writes, and a client writes on request; leave mode=ro out, or make the file and its "
     "directory read-only for those who may only look",
 }

@@ -196,7 +196,7 @@ async def test_sleep_until_a_moment_without_a_zone_is_an_error_of_the_call() -> 
 
     ran = await run(flow())
     assert isinstance(ran.result.error, ValueError)
-    assert "timezone" in str(ran.result.error)
+    assert "time zone" in str(ran.result.error)
 
 
 @pytest.mark.parametrize("duration", [-1, float("nan"), float("inf"), "1", None, True])

@@ -119,7 +119,7 @@ def test_only_a_run_that_is_parked_ends_for_it() -> None:
         end(fold("r0", batches), "a:0", "r1")
     stands = fold("r0", journal([StepStarted("a:0"), PARKED]))
     assert end(stands, "a:0", "r1") == [
-        RunFinished(RunStatus.CANCELLED, reason="it goes on from before a:0", continued_as="r1")
+        RunFinished(RunStatus.CANCELLED, reason="it continues from before a:0", continued_as="r1")
     ]
     ended = fold("r0", journal([RunFinished(RunStatus.FAILED)]))
     assert end(ended, "a:0", "r1") == Finished(RunStatus.FAILED)

@@ -185,7 +185,7 @@ def test_catch_up_has_names(value: str | CatchUp, expected: CatchUp) -> None:
         ({"cron": "0 0 30 2 *"}, "never fires"),
         ({"every": 60, "pause": "yes"}, "pause='yes' is True or False"),
         ({"cron": 5}, "is not a text"),
-        ({"cron": "0 0 * * *", "timezone": "Mars"}, "no time zone"),
+        ({"cron": "0 0 * * *", "timezone": "Mars"}, "not a time zone"),
         ({"every": 60, "overlap": "skipp"}, "did you mean 'skip'"),
         ({"every": 60, "overlap": "zzz"}, "there are 'skip', 'allow', 'buffer_one'"),
         ({"every": 60, "catch_up": "some"}, "none of 'skip', 'one', 'all'"),

@@ -441,7 +441,7 @@ class Body:
         """
         if not self._past.replaying:
             write = instead or f"write `await {what}`, or `asyncio.create_task({what})` to have it done beside the rest"
-            raise UsageError(f"{where}: {what} is not awaited, so the workflow would go on without it; {write}")
+            raise UsageError(f"{where}: {what} is not awaited, so the workflow would continue without it; {write}")
 
     def to_await(self, made: Coroutine[Any, Any, Any], site: Site, what: str) -> None:
         """Keep an op that begins when it is awaited, to see in the end whether it was."""
@@ -524,7 +524,7 @@ class Body:
         scope = self.loop.scope()
         if any(held.key == key and held.scope is scope for held in self.locks.values()):
             raise UsageError(
-                f"{self._line()}: this part of the workflow holds the lock {key!r} already and would wait for itself; "
+                f"{self._line()}: this part of the workflow already holds the lock {key!r} and would deadlock; "
                 "take it once, around everything it is for"
             )
         if self.loop.closing:
@@ -824,5 +824,5 @@ def require_body(what: str) -> Body:
     """The body that is running; raises when there is none."""
     body = current_body()
     if body is None:
-        raise PerdureError(f"{what} works only inside a workflow; this code is not run by one")
+        raise PerdureError(f"{what} works only inside a workflow, and this code does not run in one")
     return body

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from perdure.errors import BrokenProgram, UsageError
 from perdure.kernel.ids import check_name
 from perdure.kernel.program import Program
+from perdure.kernel.values.failures import raised_at
 
 log = logging.getLogger("perdure")
 
@@ -47,9 +48,9 @@ class _Loader:
             return self._load()
         # SystemExit too: a module that exits at its import is broken, but the engine is not.
         except (Exception, SystemExit) as error:
-            reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}{_place(error)}"
             self._broken = BrokenProgram(self._name, f"{self._module}:{self._attribute}", reason)
-            log.error("%s; its runs wait or are parked, others are not affected", self._broken, exc_info=error)
+            log.error("%s; its runs wait or are parked; other runs are not affected", self._broken)
             raise self._broken from error
 
     def _load(self) -> Program:
@@ -60,3 +61,9 @@ class _Loader:
             raise UsageError(f"its name is {program.name!r}: write '{program.name}={self._module}:{self._attribute}'")
         self._check(program)
         return program
+
+
+def _place(error: BaseException) -> str:
+    """The line of the module that failed, where one of its lines did."""
+    where = raised_at(error)
+    return f" ({where})" if where and "importlib" not in where else ""

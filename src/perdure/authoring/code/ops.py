@@ -39,7 +39,7 @@ async def _sleep_until(when: datetime) -> None:
     body = require_body("sleep_until()")
     if not isinstance(when, datetime) or when.tzinfo is None:
         raise ValueError(
-            f"sleep_until() needs a datetime with a timezone, not {when!r:.80}; write now() + timedelta(...), or "
+            f"sleep_until() needs a datetime with a time zone, not {when!r:.80}; write now() + timedelta(...), or "
             "datetime(2030, 1, 1, tzinfo=UTC)"
         )
     await body.sleep("sleep", max(when.timestamp(), body.loop.now))

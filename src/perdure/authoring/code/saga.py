@@ -34,7 +34,8 @@ class Saga:
             raise UsageError("compensate() belongs inside its block: `async with saga() as s: ... s.compensate(...)`")
         if not callable(undo):
             raise TypeError(
-                f"compensate() takes what is to be called, as in s.compensate(refund, payment), not {undo!r}"
+                f"compensate() takes a step or workflow and its arguments, as in s.compensate(refund, payment), not "
+                f"{undo!r}"
             )
         name = getattr(undo, "__name__", "") or type(undo).__name__
         if inspect.isfunction(undo) and not inspect.iscoroutinefunction(undo) and name != "<lambda>":
@@ -45,7 +46,7 @@ class Saga:
     async def __aenter__(self) -> Self:
         require_body("saga()")
         if self._open or self._undo:
-            raise UsageError("a saga is entered once; write `async with saga() as s` again for another one")
+            raise UsageError("a saga can be entered only once; write `async with saga() as s` again for another one")
         self._open = True
         return self
 

@@ -221,13 +221,13 @@ class StepDecorator:
             raise TypeError(f"@step needs a function with a name, not {fn!r:.80}; write a def that calls it")
         if self._cpu and inspect.ismethod(fn):
             raise TypeError(
-                f"@step(cpu=True) {fn.__qualname__} is a method of an object, which is not in another process; make it "
-                "a function at the top of a module"
+                f"@step(cpu=True) {fn.__qualname__} is a method of an object that the other process does not have; "
+                "make it a function at the top of a module"
             )
         generator = _is_generator(fn)
         if self._cpu and generator:
             raise TypeError(
-                f"@step(cpu=True) {fn.__qualname__} runs in another process, from where it cannot show what it yields; "
+                f"@step(cpu=True) {fn.__qualname__} runs in another process, from which it cannot emit what it yields; "
                 "return a list, or leave out cpu=True"
             )
         if self._cpu and inspect.iscoroutinefunction(fn):
@@ -328,12 +328,12 @@ def _is_generator(fn: Callable[..., Any]) -> bool:
 def _heartbeat(value: float | timedelta, cpu: bool, name: str) -> float:
     if cpu:
         raise WrongValue(
-            f"@step(cpu=True, heartbeat=...) {name} runs in another process, from where no heartbeat comes; "
+            f"@step(cpu=True, heartbeat=...) {name} runs in another process, from which it cannot send heartbeats; "
             "use timeout=, or leave out cpu=True"
         )
     number = seconds(value, "heartbeat")
     if number == 0:
-        raise WrongValue("heartbeat=0 would give every attempt up at once; give a number of seconds")
+        raise WrongValue("heartbeat=0 would end every attempt at once; give a number of seconds")
     return number
 
 

@@ -164,7 +164,7 @@ def _deadline(body: Body, timeout: float | timedelta | None, what: str = "timeou
 
 def _people(given: Any, what: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise UsageError(f"approval({what}=...): name people in a list, as in ['ann'], not {given!r}")
+        raise UsageError(f"approval({what}=...): pass a list of names, as in ['ann'], not {given!r}")
     people = tuple(check_text(person, f"a name in {what}") for person in given)
     if not all(people):
         raise UsageError(f"approval({what}=...): one of the names is empty: {given!r:.80}")

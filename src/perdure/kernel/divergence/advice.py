@@ -8,7 +8,7 @@ from perdure.kernel.divergence.model import OpView
 
 _WAYS = """\
 Put the old code back, or register both: give the new one a version, @workflow(version="...").
-The run then goes on by itself, and keeps everything.
+The run then continues by itself, and keeps everything.
 Or go on with the new code:
   perdure resolve ID --before {op}
       keeps what was done before {op}; the rest is done again

@@ -47,5 +47,5 @@ def _lost(event: StepStarted, now: OpView) -> Divergence:
         f"The step {recorded.name} is {now.kind}{called} now: the body would perform it again on every replay,\n"
         "and nothing of it would be recorded."
     )
-    fix = f"Make {now.name} a step again, with {decorator}: the run then goes on by itself.\n{ways(event.op)}"
+    fix = f"Make {now.name} a step again, with {decorator}: the run then continues by itself.\n{ways(event.op)}"
     return Divergence("type", event.op, title, recorded, now, fix)

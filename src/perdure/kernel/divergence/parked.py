@@ -6,11 +6,11 @@ from perdure.errors import BrokenProgram, Diverged, NotDecodable, PerdureError, 
 from perdure.kernel.events import RunParked
 
 _NO_PROGRAM = (
-    "If it was renamed, keep the old name: @workflow(name={!r}). The run goes on by itself when an engine\nhas it."
+    "If it was renamed, keep the old name: @workflow(name={!r}). The run continues by itself when an engine\nhas it."
 )
 _UNDECODABLE = (
     "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
-    "type), or put the old type back. The run then goes on by itself."
+    "type), or put the old type back. The run then continues by itself."
 )
 
 

@@ -15,12 +15,12 @@ from perdure.kernel.events import NULL, AnyEvent, WaitOpened
 from perdure.kernel.state import OpenOp
 
 _WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
-_THEN = "The run then goes on by itself."
+_THEN = "The run then continues by itself."
 _TYPE = f"Let the type take it (a field with a default, a union with the old type), or put the old type back.\n{_THEN}"
 _INPUT = (
     "It was started with that, by a caller that does not have the program and could not check it, or before\n"
     "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
-    "ID --fail REASON`; or let the parameter take it: the run then goes on by itself."
+    "ID --fail REASON`; or let the parameter take it: the run then continues by itself."
 )
 
 

@@ -81,4 +81,4 @@ def end(state: RunState, op: str, run_id: str) -> list[AnyEvent] | Finished:
     if state.parked is None:
         raise NotParked(state.started.id if state.started else state.run_id, state.status)
     refuse_redacted(state)
-    return [RunFinished(RunStatus.CANCELLED, reason=f"it goes on from before {op}", continued_as=run_id)]
+    return [RunFinished(RunStatus.CANCELLED, reason=f"it continues from before {op}", continued_as=run_id)]

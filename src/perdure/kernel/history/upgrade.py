@@ -88,7 +88,7 @@ def check_compatibility(
         return _misfit(error)
     if _fails(end) and end.error is not None:
         # The old code did not fail here, or the journal would hold the failure.
-        title = f"it would fail as soon as it goes on: {end.error.type}: {end.error.message}"
+        title = f"it would fail as soon as it continues: {end.error.type}: {end.error.message}"
         return Compatibility(Fit.BREAKS, f"{title}\n{end.error.traceback}".rstrip(), "fails", title)
     for op, wait in waits:
         program = programs.find(started.program, started.version)

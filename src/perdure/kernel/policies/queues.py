@@ -177,7 +177,7 @@ def check_key(key: str) -> str:
     """Return the key of a run in its queue, or raise UsageError."""
     flaw = flaw_of(key, MAX_KEY)
     if flaw is not None:
-        raise UsageError(f"key={key!r:.80} {flaw}; give the name of whom the run is for, such as key='acme'")
+        raise UsageError(f"key={key!r:.80} {flaw}; give a short text, such as the tenant: key='acme'")
     return plain(key)
 
 

@@ -216,5 +216,7 @@ def check_accepts(accepts: Iterable[str], version: str, what: str) -> tuple[str,
         raise UsageError(f"{what}: accepts={accepts!r:.80}: name older versions in a tuple, as in accepts=('1',)")
     found = tuple(check_version(one, f"{what}: a version in accepts") for one in accepts)
     if version in found:
-        raise UsageError(f"{what}: it is version {version!r} itself; accepts names the older ones that it takes over")
+        raise UsageError(
+            f"{what}: it is version {version!r} itself; accepts= lists the older versions whose runs it takes over"
+        )
     return found

@@ -45,7 +45,7 @@ def zone(name: str) -> tzinfo:
     except Exception as error:  # KeyError, ValueError, OSError or TypeError
         near = get_close_matches(str(name), available_timezones(), 1, 0.5) if isinstance(name, str) else []
         hint = f"did you mean {near[0]!r}?" if near else "use a name such as 'Europe/Berlin'"
-        raise UsageError(f"timezone={name!r} is no time zone that this machine knows; {hint}") from error
+        raise UsageError(f"timezone={name!r} is not a time zone that this machine knows; {hint}") from error
 
 
 def check_cron(expression: str) -> None:

@@ -106,7 +106,7 @@ def catch_up_of(value: str | CatchUp) -> CatchUp:
         return CatchUp("all", ALL_LIMIT)
     if isinstance(value, str) and (match := re.fullmatch(r"all\((\d+)\)", value)):
         return all_ticks(int(match[1]))
-    raise UsageError(f"catch_up={value!r} is none of 'skip', 'one', 'all' and 'all(10)', which is all_ticks(10)")
+    raise UsageError(f"catch_up={value!r} is none of 'skip', 'one', 'all' and 'all(10)'")
 
 
 def schedule_spec(
@@ -139,7 +139,7 @@ def schedule_spec(
     if overlap not in get_args(Overlap):
         near = get_close_matches(str(overlap), get_args(Overlap), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, get_args(Overlap)))}"
-        raise UsageError(f"overlap={overlap!r} is no overlap policy; {hint}")
+        raise UsageError(f"overlap={overlap!r} is not an overlap policy; {hint}")
     spread = 0.0 if jitter is None else _seconds(jitter, "jitter")
     if spread < 0:
         raise UsageError(f"jitter={jitter!r} must not be negative: it delays a tick, it never brings it forward")

@@ -119,7 +119,7 @@ def _endpoint(host: str, shown: str) -> str:
         parsed = urlsplit(f"//{host}")
         name, port = parsed.hostname, parsed.port
     except ValueError as error:
-        raise _wrong(shown, f"{host!r} is no host and port ({error}); write {EXAMPLE}") from error
+        raise _wrong(shown, f"{host!r} is not a host and port ({error}); write {EXAMPLE}") from error
     if not name or any(c.isspace() for c in host):
         raise _wrong(shown, f"it names no host; write {EXAMPLE}, or several as h1:2379,h2:2379")
     return f"[{name}]:{port or PORT}" if ":" in name else f"{name}:{port or PORT}"

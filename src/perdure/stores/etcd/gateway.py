@@ -167,7 +167,7 @@ class Gateway:
                     base + path, content=msgspec.json.encode(body), headers=_headers(token), timeout=None
                 )
         except TimeoutError as error:
-            raise _Silent(f"does not answer within {self.address.timeout:g} s", begun=True) from error
+            raise _Silent(f"did not answer within {self.address.timeout:g} s", begun=True) from error
         except httpx2.ConnectError as error:
             raise _Silent(self._reason(error), begun=False) from error
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:

@@ -115,8 +115,8 @@ _CURES = {
     "`grant select, insert, update, delete on all tables in schema ...` to use it",
     "25006": "it is a standby, or the role or database is read-only; name the primary, or all servers and "
     "target_session_attrs=read-write",
-    "53100": "the server's disk is full; make room there, and waiting runs go on by themselves",
-    "53200": "the server is out of memory; give it some, and waiting runs go on by themselves",
+    "53100": "the server's disk is full; free some space there, and runs continue by themselves",
+    "53200": "the server is out of memory; give it more, and runs continue by themselves",
     "53300": "raise max_connections of the server, or let fewer processes connect; each needs up to pool + 2",
     "57P03": "the server is starting or stopping; try again when it is up",
     "57014": "a time limit of the server ended the statement; raise statement_timeout for this role",

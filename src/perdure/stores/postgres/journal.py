@@ -211,7 +211,7 @@ class PostgresJournal:
                 raise problem
             if self._database.closed:
                 raise StoreUnavailable(
-                    self._database.url, "it was closed before it said whether the last write took effect"
+                    self._database.url, "the connection ended before the server said whether the last write took effect"
                 ) from problem
             await asyncio.sleep(pause)
             pause = min(pause * 2, config.longest_pause)

@@ -37,7 +37,7 @@ _REFUSALS: Final = {
     "NOREPLICAS": "the server has too few replicas in sync, and takes nothing until it has enough "
     "(min-replicas-to-write)",
     "MASTERDOWN": "the server has lost its primary; give the address of the primary, or wait for it",
-    "CLUSTERDOWN": "the cluster is down; runs that wait go on when it is back",
+    "CLUSTERDOWN": "the cluster is down; runs continue when it is back",
     "MOVED": "the server is part of a cluster, and our keys are on another of its nodes; give the address of that one",
     "ASK": "the cluster is moving our keys to another node; give the address of that one",
     "TRYAGAIN": "the cluster is moving our keys to another node; try again when that is done",
@@ -312,7 +312,7 @@ class Server:
         return StoreUnavailable(
             self.url,
             f"no server answers at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
-            "be reached from here. Runs that wait go on when it is back",
+            "be reached from here. Runs continue when it is back",
         )
 
     def explain(self, error: BaseException) -> StoreError | InvalidStoreUrl:

@@ -566,7 +566,7 @@ class Database:
             apsw.BusyError: f"another process has held the write lock for more than {self.config.busy:g} s; "
             "close it, or try again when it is done",
             apsw.LockedError: "another connection holds a lock on it; try again when it is done",
-            apsw.FullError: "the disk is full; make room, and waiting runs go on by themselves",
+            apsw.FullError: "the disk is full; free some space, and runs continue by themselves",
             apsw.ReadOnlyError: READ_ONLY,
             apsw.CantOpenError: "it cannot be opened; check that it is a file you may read and write, in a directory "
             "where you may create files",
