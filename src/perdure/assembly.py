@@ -526,7 +526,7 @@ class Engine(Client):
         owner, left = found[0].owner, self._membership.lease_left(found[0].owner)
         if left is not None:
             log.warning(
-                "run %r belongs to orchestrator %s, and this process waits for its result. If that one is gone, it "
+                "run %r belongs to orchestrator %s, and this process waits for its result. If the owner is gone, it "
                 "waits for the lease of %s, at most %.0f s, and takes the run over",
                 id,
                 owner,
