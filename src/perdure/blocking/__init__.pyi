@@ -19,7 +19,7 @@ from perdure.client.pruning import PruneReport, Statuses
 from perdure.client.queries import RunFilters
 from perdure.client.rebuilding import RebuildReport
 from perdure.client.resting import Answers, Until
-from perdure.client.schedules import Schedule, ScheduleView
+from perdure.client.schedules import Deployment, Schedule, ScheduleView
 from perdure.client.starts import Start
 from perdure.client.views import (
     ApprovalView,
@@ -433,6 +433,8 @@ class Client:
         """Store the definition of a flow, as the latest of its name, and return its version."""
     def get_flow(self, name: str) -> Any:
         """The flow that was stored last under a name, or as `name@version`, or the one with this version."""
+    def deploy_flow(self, program: Program) -> Deployment:
+        """Store a flow as the latest of its name, and make its schedules those that are in its file."""
     def prune(
         self,
         older_than: Duration,

@@ -23,7 +23,7 @@ from perdure.client.base import StoreClient
 from perdure.client.messages import Messages
 from perdure.client.starts import Start, Starts
 from perdure.engine.step_context import step_context
-from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
+from perdure.errors import AlreadyExists, NotDecodable, PerdureError, SignalTimeout
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import EncodedInvocation
 from perdure.kernel.policies.retry import Retry
@@ -113,12 +113,19 @@ class ScheduledRuns:
         if verdict is not None:
             return Fired(verdict, ahead)
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
+        input = definition.input.encode()
+        if definition.deployed:
+            from perdure.authoring.flow.scheduled import filled  # which few schedules need
+
+            try:
+                at = order.tick if order.tick is not None else request.at
+                input = filled(definition.input, request.id, at, definition.spec.timezone)
+            except PerdureError as error:
+                return Fired("failed", ahead, str(error))
         try:
             _ = await self._starts.start(
                 Start(
-                    EncodedInvocation(
-                        definition.program, definition.input.encode(), request.id, order.tick, definition.rules
-                    ),
+                    EncodedInvocation(definition.program, input, request.id, order.tick, definition.rules),
                     id=id,
                     tags={**definition.tags, "schedule": request.id, **tick},
                     queue=definition.queue or None,

@@ -19,6 +19,7 @@ from perdure.flow import flow_schema
 
 app = App(name="flow", help="Check flows, run them, test them and draw them.")
 app.command("perdure.cli.flow_files:fmt", name="fmt", sort_key=8, help="Print flows in canonical form.")
+app.command("perdure.cli.flow_stored:deploy", name="deploy", sort_key=10, help="Store flows, with their schedules.")
 app.command("perdure.cli.flow_files:import_", name="import", sort_key=9, help="Translate a flow of another engine.")
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]

@@ -87,7 +87,7 @@ def _split(target: str) -> tuple[str, str]:
 
 def load(place: str) -> Target:
     """Import a file or a module, and find its programs; or read a flow, or all in a folder."""
-    flows = _flow_files(place)
+    flows = flow_files(place)
     if flows:
         return _of_flows(place, flows)
     sys.path.insert(0, os.getcwd())
@@ -123,7 +123,7 @@ def load_flow_file(file: str) -> Flow:
     return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell)
 
 
-def _flow_files(place: str) -> list[str]:
+def flow_files(place: str) -> list[str]:
     """The flow that a target is, or those in a folder that is no package."""
     if place.endswith(FLOW_FILES):
         return [place]

@@ -61,7 +61,7 @@ class Client(Reader):
         self._forks = Forks(base, gateway, self._handles)
         self._resolver = Resolver(base, gateway, messages, self._forks)
         self._bulk = Bulk(base, queries)
-        self._schedules = Schedules(base, gateway, messages, self._starts)
+        self._schedules = Schedules(base, gateway, messages, self._starts, self._definitions)
         self._capsules = Capsules(base, gateway, queries)
         self._pruner = Pruner(base, self._capsules)
         self._rebuilder = Rebuilder(base)
@@ -388,6 +388,7 @@ class Client(Reader):
 
     store_flow = delegated("_definitions", Definitions.store)
     get_flow = delegated("_definitions", Definitions.get)
+    deploy_flow = delegated("_schedules", Schedules.deploy)
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from perdure.client.base import StoreClient
+from perdure.client.definitions import Definitions
 from perdure.client.gateway import RunGateway, decided
 from perdure.client.messages import Messages
 from perdure.client.queries import pages
@@ -24,6 +26,7 @@ from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.rules import RulesLike, run_rules
 from perdure.kernel.policies.start_options import at_least_one, checked_tags, placed, seconds
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.schedules import schedule as kernel
 from perdure.kernel.schedules.schedule import (
@@ -124,6 +127,16 @@ class Schedule:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A flow that was deployed: its version, its schedules, and the ids of those that were deleted."""
+
+    name: str
+    version: str
+    schedules: tuple[ScheduleView, ...]
+    deleted: tuple[str, ...]
+
+
 # The tags that every run of a schedule has.
 OWN_TAGS = frozenset({"schedule", "tick"})
 
@@ -131,8 +144,11 @@ OWN_TAGS = frozenset({"schedule", "tick"})
 class Schedules:
     """Makes schedules, and lists them."""
 
-    def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, starts: Starts) -> None:
+    def __init__(
+        self, base: StoreClient, gateway: RunGateway, messages: Messages, starts: Starts, definitions: Definitions
+    ) -> None:
         self.base, self._gateway, self.messages, self.starts = base, gateway, messages, starts
+        self._definitions = definitions
 
     async def get(self, id: str) -> ScheduleHandle:
         """A handle of a schedule that exists; raises NoSuchSchedule."""
@@ -184,8 +200,12 @@ class Schedules:
 
     async def list(self) -> Sequence[ScheduleView]:
         """All schedules, by id."""
+        return sorted(map(self.view, await self._known()), key=lambda view: view.id)
+
+    async def _known(self) -> Sequence[_Schedule]:
+        """All schedules."""
         self.base.check_open()
-        found: list[ScheduleView] = []
+        found: list[_Schedule] = []
         open_ = [status for status in RunStatus if not status.finished]
         async for page in pages(self.base.store, RunFilter(open_, PROGRAM, limit=_PAGE)):
             journals = await self.base.store.journal.read_many([row.run_id for row in page])
@@ -193,8 +213,33 @@ class Schedules:
                 journal = journals.get(row.run_id, [])
                 if isinstance(journal, Exception):
                     raise journal
-                found.append(self.view(await self.read(row, fold(row.run_id, journal))))
-        return sorted(found, key=lambda view: view.id)
+                found.append(await self.read(row, fold(row.run_id, journal)))
+        return found
+
+    async def deploy(self, program: Program) -> Deployment:
+        """Store a flow as the latest of its name, and make its schedules those that are in its file.
+
+        Schedules that an earlier version had, and this one no longer has, are deleted. The same flow again changes
+        nothing.
+        """
+        known = {one.id: one.definition for one in await self._known()}
+        asked = {one.id: one for one in program.schedules}
+        for id in asked:
+            before = known.get(id)
+            if before is not None and not (before.deployed and before.program == program.name):
+                raise UsageError(
+                    f"there is a schedule {id!r} of {before.program} already, which was not deployed with "
+                    f"{program.name}; delete it, or give this one another id"
+                )
+        version = await self._definitions.store(program)
+        handles = [ScheduleHandle(self, id) for id in asked]
+        for handle, one in zip(handles, asked.values(), strict=True):
+            await handle._define(Definition(one.spec, program.name, one.input, queue=one.queue, deployed=True))
+        gone = [id for id, one in known.items() if one.deployed and one.program == program.name and id not in asked]
+        for id in gone:
+            with suppress(NoSuchSchedule):
+                await ScheduleHandle(self, id).delete()
+        return Deployment(program.name, version, tuple([await handle.view() for handle in handles]), tuple(gone))
 
     async def read(self, row: RunRow, state: RunState) -> _Schedule:
         """The state of a schedule, with the signals that it has not read yet."""

@@ -22,6 +22,7 @@ from perdure.kernel.values.signatures import Signature
 if TYPE_CHECKING:
     from perdure.kernel.divergence.repair import Repair
     from perdure.kernel.patches import PatchHistory
+    from perdure.kernel.schedules.schedule import ProgramSchedule
 
 
 class Execution(Protocol):
@@ -148,6 +149,8 @@ class Program(Protocol):
     by_name: bool = False
     # What the program can be made of again in another process; empty for code. It is stored before a run begins.
     definition: bytes = b""
+    # The schedules that are deployed with it.
+    schedules: tuple[ProgramSchedule, ...] = ()
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
         """A new execution; `past` is the patch history of its journal."""

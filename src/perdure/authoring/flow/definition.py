@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.authoring.flow.tree import Item, Mark
 from perdure.kernel.policies.retry import Retry
+from perdure.kernel.schedules.schedule import ScheduleSpec
 
 VERSION = 1
 # What names steps, inputs and variables: expressions can refer to it without quotes.
@@ -124,6 +125,16 @@ class JobDef(msgspec.Struct, frozen=True):
     canonical: Any = None
 
 
+class ScheduleDef(msgspec.Struct, frozen=True):
+    """A schedule, as it is written: when it fires, and what its runs are started with. `id` is that of the schedule."""
+
+    id: str
+    mark: Mark
+    spec: ScheduleSpec
+    input: Item
+    queue: str
+
+
 class CaseDef(msgspec.Struct, frozen=True):
     """A case: the inputs, the results of steps that are not executed, and what is expected of the run."""
 
@@ -150,6 +161,7 @@ class FlowDef(msgspec.Struct, frozen=True):
     final: JobDef | None
     workspace: WorkspaceDef | None
     output: Item | None
+    schedules: tuple[ScheduleDef, ...]
     tests: tuple[CaseDef, ...]
     on_failure: Literal["stop", "continue"]
     # Whether only those steps run that the output needs.
@@ -171,6 +183,7 @@ FLOW_KEYS = {
     "steps": "What is done. A step runs when all that it refers to has ended.",
     "jobs": "In place of steps: groups of steps. A job runs when the jobs have ended that it needs or refers to.",
     "output": "The result of a run.",
+    "schedules": "When runs are started, and with which input; `perdure flow deploy` registers them.",
     "tests": "Cases for `perdure flow test`: inputs, results that stand in for steps, and what is expected.",
     "on_failure": "After a failure, `stop` begins nothing more; `continue` runs what does not need what failed.",
     "execution": "`all` runs every step; `lazy` runs what the output needs, and steps with must_run.",
@@ -218,8 +231,21 @@ REPEAT_KEYS = ("until", "max")
 MOST_ROUNDS = 1000
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")
+SCHEDULE_KEYS = {
+    "id": "Tells schedules of a flow apart; with only one it may be left out.",
+    "cron": "When it fires, as in `0 3 * * *`.",
+    "every": "Or how often: 15m.",
+    "timezone": "The zone of cron, such as Europe/Berlin; otherwise UTC.",
+    "input": "What its runs are started with; expressions see schedule.date, schedule.at and schedule.id.",
+    "overlap": "What becomes of a tick while the run before is open: skip, and others.",
+    "catch_up": "Which missed ticks fire: skip, one, all or all(10).",
+    "jitter": "Each tick is delayed by up to this much.",
+    "pause": "Whether it begins paused.",
+    "queue": "The queue in which its runs wait for their turn.",
+    "description": "What the schedule is for.",
+}
 TEST_KEYS = ("name", "input", "mock", "expect")
 EXPECT_KEYS = ("status", "output", "skipped", "error")
 STATUSES = ("succeeded", "failed", "waiting")
 # What makes no difference to a run.
-LEFT_OUT = frozenset({"description", "tests"})
+LEFT_OUT = frozenset({"description", "tests", "schedules"})

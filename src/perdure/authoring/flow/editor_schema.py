@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from perdure.authoring.flow.definition import (
     CLEANUPS,
@@ -12,11 +12,13 @@ from perdure.authoring.flow.definition import (
     NAME,
     PROGRAM,
     RESERVED,
+    SCHEDULE_KEYS,
     STATUSES,
     STEP_KEYS,
     TYPES,
     VERSION,
 )
+from perdure.kernel.schedules.schedule import Overlap
 
 
 def schema() -> dict[str, Any]:
@@ -84,6 +86,20 @@ def schema() -> dict[str, Any]:
         "mock": {"type": "object"},
         "expect": _object(expect),
     }
+    schedule: dict[str, Any] = {
+        "id": name,
+        "cron": text,
+        "every": length,
+        "timezone": text,
+        "input": {"type": "object"},
+        "overlap": {"enum": list(get_args(Overlap))},
+        "catch_up": {"type": "string", "pattern": r"^(skip|one|all|all\([0-9]+\))$"},
+        "jitter": length,
+        "pause": {"type": "boolean"},
+        "queue": text,
+        "description": text,
+    }
+    when = {"oneOf": [{"required": ["cron"]}, {"required": ["every"]}]}
     flow: dict[str, Any] = {
         "perdure": {"const": VERSION},
         "name": {"type": "string", "pattern": f"^{PROGRAM.pattern}$", "maxLength": 100},
@@ -103,6 +119,7 @@ def schema() -> dict[str, Any]:
         "steps": steps,
         "jobs": {"type": "array", "minItems": 1, "items": _object(job, ("id", "steps"), JOB_KEYS)},
         "output": {},
+        "schedules": {"type": "array", "items": {**_object(schedule, (), SCHEDULE_KEYS), **when}},
         "tests": {"type": "array", "items": _object(test, ("name", "expect"))},
         "on_failure": {"enum": ["stop", "continue"]},
         "execution": {"enum": ["all", "lazy"]},

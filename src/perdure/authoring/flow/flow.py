@@ -36,6 +36,7 @@ from perdure.kernel.hints import did_you_mean
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.program import Defined, Program
+from perdure.kernel.schedules.schedule import ProgramSchedule
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 
@@ -112,6 +113,10 @@ class Flow(DataflowProgram):
         self.version = version_of(self.definition)
         self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
         self.tests = definition.tests
+        self.schedules = tuple(
+            ProgramSchedule(one.id, one.spec, msgspec.json.encode(one.input.plain()).decode(), one.queue)
+            for one in definition.schedules
+        )
         self.returns = Result()
         self.decides = self.rests = True
         self.dataflow = FlowDependence(self.plan)

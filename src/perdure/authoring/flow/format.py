@@ -21,6 +21,7 @@ from perdure.authoring.flow.definition import (
     REPEAT_KEYS,
     RESERVED,
     RETRY_KEYS,
+    SCHEDULE_KEYS,
     SHARE,
     STATUSES,
     STEP_KEYS,
@@ -37,16 +38,20 @@ from perdure.authoring.flow.definition import (
     MapDef,
     OtherDef,
     RepeatDef,
+    ScheduleDef,
     StepDef,
     VariableDef,
     WorkspaceDef,
 )
+from perdure.authoring.flow.scheduled import tried
 from perdure.authoring.flow.schemas import flaw, validator
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.errors import UsageError
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.policies.durations import ENDLESS, UNITS, duration, parse_duration
 from perdure.kernel.policies.retry import Retry
+from perdure.kernel.policies.start_options import placed
+from perdure.kernel.schedules.schedule import schedule_spec
 
 T = TypeVar("T")
 
@@ -92,6 +97,7 @@ class _Reader:
         for key in ("version", "description"):
             self._get(root, key, self._text)
         schemas = self._get(root, "schemas", self._schemas) or {}
+        inputs = self._named(root, "inputs", lambda item: self._input(item, schemas))
         found = self._get(root, "jobs", self._jobs) or () if jobs else ()
         steps = () if jobs else self._steps(root)
         ids, self._ids = self._ids, {}
@@ -100,7 +106,7 @@ class _Reader:
         return FlowDef(
             name,
             root.mark,
-            self._named(root, "inputs", lambda item: self._input(item, schemas)),
+            inputs,
             self._named(root, "variables", self._variable),
             schemas,
             steps,
@@ -109,6 +115,7 @@ class _Reader:
             final,
             self._get(root, "workspace", self._workspace),
             root.value.get("output"),
+            self._schedules(root, name, inputs, schemas),
             self._get(root, "tests", self._tests) or (),
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
             self._get(root, "execution", lambda item: self._execution(item, jobs)) or False,
@@ -368,6 +375,73 @@ class _Reader:
     def _value_in(self, item: Item, what: str) -> Item | None:
         found: Item | None = item.value.get("value") if self._keys(item, ("value",), what, ("value",)) else None
         return found
+
+    def _schedules(
+        self, root: Item, flow: str, inputs: Mapping[str, InputDef], schemas: Mapping[str, Any]
+    ) -> tuple[ScheduleDef, ...]:
+        item = root.value.get("schedules")
+        if item is None or not self._is_list(item, "schedules"):
+            return ()
+        found: dict[str, ScheduleDef] = {}
+        places: dict[str, Mark] = {}
+        for one in item.value:
+            if not self._is_object(one, "a schedule"):
+                continue
+            self._keys(one, SCHEDULE_KEYS, "a schedule")
+            id = self._get(one, "id", self._name)
+            if id is None and "id" not in one.value and len(item.value) > 1:
+                self._problems.add(one.mark, "F006", "several schedules of a flow need an id each")
+            whole = flow if id is None else f"{flow}.{id}"
+            input = one.value.get("input", Item({}, one.mark))
+            if self._is_object(input, "the input of a schedule"):
+                given = tried(input, self._problems, whole)
+                if given is not None:
+                    self._check_given(given, input, inputs, schemas)
+            if id is not None and (first := places.setdefault(id, one.value["id"].mark)) is not one.value["id"].mark:
+                self._duplicate(id, one.value["id"].mark, first)
+            if (schedule := self._schedule(one, whole, input)) is not None:
+                found[whole] = schedule
+        return tuple(found.values())
+
+    def _schedule(self, item: Item, id: str, input: Item) -> ScheduleDef | None:
+        value = item.value
+        queue = self._get(item, "queue", self._text) or ""
+        given: dict[str, Any] = {
+            key: self._get(item, key, read)
+            for key, read in (
+                ("cron", self._text),
+                ("every", self._duration),
+                ("timezone", self._text),
+                ("overlap", self._text),
+                ("catch_up", self._text),
+                ("jitter", self._duration),
+                ("pause", self._flag),
+            )
+            if key in value
+        }
+        self._get(item, "description", self._text)
+        if None in given.values():
+            return None
+        try:
+            return ScheduleDef(id, item.mark, schedule_spec(**given), input, placed(queue or None, None, 0).queue)
+        except UsageError as error:
+            self._problems.add(item.mark, "F002", str(error))
+            return None
+
+    def _check_given(
+        self, given: Mapping[str, Any], item: Item, inputs: Mapping[str, InputDef], schemas: Mapping[str, Any]
+    ) -> None:
+        """Note what the inputs of a flow do not take."""
+        for name, one in given.items():
+            known = inputs.get(name)
+            if known is None:
+                hint = did_you_mean(name, inputs)
+                self._problems.add(item.keys.get(name, item.mark), "F013", f"there is no input {name!r}; {hint}")
+            elif (wrong := flaw(known.schema, schemas, one)) is not None:
+                self._problems.add(item.value[name].mark, "F030", f"it does not fit the input {name}: {wrong}")
+        missing = [name for name, one in inputs.items() if one.required and name not in given]
+        if missing:
+            self._problems.add(item.mark, "F006", f"the input lacks {', '.join(map(repr, missing))}")
 
     def _tests(self, item: Item) -> tuple[CaseDef, ...]:
         if not isinstance(item.value, list):

@@ -30,6 +30,7 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
             "steps": "step",
             "finally": "step",
             "jobs": "job",
+            "schedules": "schedule",
             "tests": "test",
             "variables": "variables",
             "workspace": "workspace",
@@ -43,13 +44,14 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "retry": (definition.RETRY_KEYS, {}),
     "map": (definition.MAP_KEYS, {}),
     "repeat": (definition.REPEAT_KEYS, {}),
+    "schedule": (definition.SCHEDULE_KEYS, {}),
     "test": (definition.TEST_KEYS, {"expect": "expect"}),
     "expect": (definition.EXPECT_KEYS, {}),
     "variables": ((), {"": "variable"}),
     "variable": (definition.VARIABLE_KEYS, {}),
 }
 # These are written in lines of their own, however short they are.
-_OPEN = frozenset({"flow", "job", "step", "test"})
+_OPEN = frozenset({"flow", "job", "step", "schedule", "test"})
 
 
 class Comment(NamedTuple):

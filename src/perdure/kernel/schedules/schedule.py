@@ -85,6 +85,19 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     max_concurrency: int | None = None
     durability: str = ""
     rules: dict[str, Any] | None = None
+    # Whether it was deployed with a flow, whose file has it. Its input may have expressions, which see the tick. It is
+    # deleted when the file no longer has it.
+    deployed: bool = False
+
+
+class ProgramSchedule(msgspec.Struct, frozen=True):
+    """A schedule that a program declares itself, to be deployed with it."""
+
+    id: str
+    spec: ScheduleSpec
+    # JSON, in which expressions see the tick.
+    input: str
+    queue: str = ""
 
 
 def all_ticks(limit: int) -> CatchUp:
