@@ -288,9 +288,9 @@ class Engine(Client):
 
     async def open(self) -> Self:
         """Migrate, recover, and start advancing runs. `async with` does this too."""
-        return await self._open(look=True)
+        return await self._open(search=True)
 
-    async def _open(self, *, look: bool) -> Self:
+    async def _open(self, *, search: bool) -> Self:
         check_main()
         if self._base.forked:
             self._base.check_process()
@@ -301,7 +301,7 @@ class Engine(Client):
         await self._base.connect(migrate=True)
         try:
             self.store.check_durability(self._base.durability)
-            await self._start(look)
+            await self._start(search)
         except (Exception, asyncio.CancelledError):
             if self._service is not None:
                 await self._service.stop()
@@ -315,7 +315,7 @@ class Engine(Client):
             raise
         return self
 
-    async def _start(self, look: bool) -> None:
+    async def _start(self, search: bool) -> None:
         if self._unnamed:
             self._lasting = Name(self.store.url, self._programs, self._serves, self.module)
             self.name = self._lasting.take()
@@ -379,17 +379,17 @@ class Engine(Client):
             self._max_concurrency,
             self._service_config,
         )
-        if self._retention is not None and look:
+        if self._retention is not None and search:
             pruner = Pruner(self._retention, self._base.leases, self.name, self._retain)
             self._service.repeat(pruner, first=pruner.first, interval=self._retention.every)
         self._service.find_programs = self._note_definitions
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
-        if look:
+        if search:
             await recover_at_start(orchestrator, self._membership)
         else:
             await warn_of_unknown(orchestrator)
-        self._service.start(look=look)
+        self._service.start(search=search)
         for schedule in self._declared:
             try:
                 _ = await self._schedules.declare(schedule)
@@ -420,7 +420,7 @@ class Engine(Client):
         alone = self._orchestrator is None
         if alone:
             self._local.counts, self._scheduled.may_fire = counts, counts.tick
-            _ = await self._open(look=False)
+            _ = await self._open(search=False)
         try:
             assert self._orchestrator is not None
             assert self._membership is not None

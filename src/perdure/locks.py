@@ -21,7 +21,7 @@ from perdure.kernel.policies.lock_keys import check_key, check_ttl
 T = TypeVar("T")
 
 # How often a thread that waits looks whether its step was cancelled.
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | None = None) -> Lock:
@@ -161,7 +161,7 @@ def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any
     loop.call_soon_threadsafe(begin)
     while True:
         try:
-            return answer.result(LOOK_SECONDS)
+            return answer.result(POLL_SECONDS)
         except TimeoutError:
             if answer.done():
                 return answer.result()

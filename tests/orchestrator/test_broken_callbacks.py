@@ -350,10 +350,10 @@ async def test_a_run_that_was_stopped_in_its_first_moment_is_refused_or_parked(
     ("where", "name"),
     [
         (Loader, "_install"),
-        (Loader, "_is_for_us"),
+        (Loader, "_is_ours"),
         (Loader, "_claim_of"),
         (Loader, "replay"),
-        (Loader, "_seat"),
+        (Loader, "_give_driver"),
         (Driver, "adopt"),
         (RunLocks, "join"),
         (Payloads, "with_input"),

@@ -99,7 +99,7 @@ ASKING_PAGE = 200
 # No name is longer, not even an id of a child, which is made of several.
 MAX_ASKED = 10_000
 # More runs, events or chunks than there can be.
-FAR = 2**53
+UNBOUNDED = 2**53
 
 
 class RunFilters(TypedDict, total=False):
@@ -578,7 +578,7 @@ class Queries:
             return [replace(one, path=f"{path}[{one.index}]") for one in records]
         if chunk.outcome is None:
             return []
-        results = await self._base.items.whole(Raw(reference(chunk.outcome.parts)), FAR)
+        results = await self._base.items.whole(Raw(reference(chunk.outcome.parts)), UNBOUNDED)
         return chunk.items(chunk.outcome, msgspec.json.decode(results, type=list[Raw]))
 
     async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
@@ -768,7 +768,7 @@ def _whole(value: int, what: str, least: int, meaning: str) -> int:
     """A count or a place, checked; one that is beyond anything in a store as what every store can be asked for."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{what}={value!r:.60}): {meaning}")
-    return min(value, FAR)
+    return min(value, UNBOUNDED)
 
 
 def _timestamp(at: datetime | None, what: str) -> float | None:

@@ -165,14 +165,14 @@ class Driver:
         """Continue the attempts and outcomes of a driver that had missed events of the journal."""
         old.close(cancel=False)
         old._successor = self
-        self._abandoned = old._given_up_for_good()
+        self._abandoned = old._stop_cancelled()
         self.attempts.take_over(old.attempts, old.outbox.unsaved(), self.replay.open_steps, self)
         self._pump(None)
         if not self.outbox.events:
             self._act()
             self._set_alarm()
 
-    def _given_up_for_good(self) -> dict[str, str]:
+    def _stop_cancelled(self) -> dict[str, str]:
         """Stop attempts whose cancellation is durable; returns the runs of such remote steps, to be cancelled."""
         unsaved = {e.op for e in self.outbox.unsaved() if isinstance(e, StepFailed) and e.cancelled}
         self.attempts.stop_given_up(unsaved)

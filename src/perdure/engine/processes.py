@@ -211,7 +211,7 @@ def serve(connection: Connection) -> None:
     # Signals to the process group (Ctrl-C, a service manager) are for the engine, which decides about its steps. A
     # handler, not SIG_IGN, which subprocesses of a step would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _heed_nothing)
+        signal.signal(number, _ignore_signal)
     follow_parent()
     connection.send(_READY)
     while True:
@@ -247,5 +247,5 @@ def _why_unsent(value: object, error: BaseException) -> tuple[str, str]:
     return "$", f"cannot be sent from the process of the step ({brief(error)})"
 
 
-def _heed_nothing(number: int, frame: object) -> None:
+def _ignore_signal(number: int, frame: object) -> None:
     pass

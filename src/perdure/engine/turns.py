@@ -22,7 +22,7 @@ EXTERNAL_EVENTS = 8
 SECONDS_PER_LOSS = 5.0
 LONGEST = 60.0
 # The poll interval of a waiting caller.
-FIRST_LOOK, LAST_LOOK = 0.005, 0.1
+FIRST_POLL, LAST_POLL = 0.005, 0.1
 
 
 class Turns:
@@ -68,14 +68,14 @@ class Turns:
 async def wait_for_turn(leases: Leases, clock: Clock, run_id: str, owner: str = "") -> bool:
     """Wait while another writer has its turn; False if none has."""
     loop = asyncio.get_running_loop()
-    began, pause, waited = loop.time(), FIRST_LOOK, False
+    began, pause, waited = loop.time(), FIRST_POLL, False
     try:
         while (turn := await leases.get(TURN + run_id, clock.now())) is not None and turn.owner != owner:
             if loop.time() - began > LONGEST:
                 break  # a turn is never that long: the clocks differ
             waited = True
             await asyncio.sleep(pause)
-            pause = min(pause * 2, LAST_LOOK)
+            pause = min(pause * 2, LAST_POLL)
     except StoreUnavailable:
         pass  # if the journal is unreachable too, the append reports it
     return waited

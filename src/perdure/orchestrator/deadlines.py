@@ -26,7 +26,7 @@ class DeadlinesReport:
 
     ended: int
     """How many late runs were ended."""
-    next_look: float | None
+    next_poll: float | None
     """When to poll again even if the store does not change."""
 
 
@@ -38,7 +38,7 @@ class Deadlines:
     def __init__(self, orchestrator: Orchestrator, membership: Membership, config: DeadlinesConfig) -> None:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
         # When to poll even if the store does not change; None: when it does.
-        self.next_look: float | None = None
+        self.next_poll: float | None = None
         # Whether programs, runs or orchestrators may have come or gone since the store was asked for them.
         self.stale = True
         self._programs: Sequence[str] = ()
@@ -46,45 +46,45 @@ class Deadlines:
         # Programs that have runs of versions which this orchestrator lacks, and another may lack, too.
         self._versions_missing: frozenset[str] = frozenset()
 
-    def see_to(self, programs: frozenset[str]) -> None:
+    def include(self, programs: frozenset[str]) -> None:
         """Enforce deadlines of these programs too: they have runs of versions that this orchestrator lacks."""
         if programs != self._versions_missing:
             self._versions_missing, self.stale = programs, True
-            self._look_again(self._orchestrator.clock.now())
+            self._poll_later(self._orchestrator.clock.now())
             self._orchestrator.wakeups.changed.set()
 
     async def run_once(self, now: float) -> DeadlinesReport:
         """End what is late."""
-        due, ended = self.next_look is not None and self.next_look <= now, 0
+        due, ended = self.next_poll is not None and self.next_poll <= now, 0
         asks = self.stale and (due or abs(now - self._asked_at) >= self._config.interval)
         if asks:
             self.stale, self._asked_at = False, now
             self._programs = await self._without_orchestrator()
         if asks or due:
-            self.next_look = None
+            self.next_poll = None
             while self._programs and self._orchestrator.session.at_work and (some := await self._end_some()):
                 ended += some
         if self.stale:
-            self._look_again(self._orchestrator.clock.now())
-        return DeadlinesReport(ended, self.next_look)
+            self._poll_later(self._orchestrator.clock.now())
+        return DeadlinesReport(ended, self.next_poll)
 
-    def _look_again(self, now: float) -> None:
+    def _poll_later(self, now: float) -> None:
         at = now + self._config.interval
-        self.next_look = at if self.next_look is None else min(self.next_look, at)
+        self.next_poll = at if self.next_poll is None else min(self.next_poll, at)
 
     async def _end_some(self) -> int:
         """End some late runs, and return how many; 0 if none can be ended."""
         orchestrator, timers = self._orchestrator, self._orchestrator.store.timers
         now = orchestrator.clock.now()
         late = await timers.late(now, self._config.batch, self._programs, self._membership.others)
-        self.next_look = late.next_deadline
+        self.next_poll = late.next_deadline
         if not late.run_ids:
             return 0
         # One of their owners may have started just now.
         await self._membership.refresh()
         ended = await orchestrator.loader.end_late(late.run_ids, self._membership.others)
         if ended == 0:
-            self._look_again(now)  # their owners end them, or the store is unreachable
+            self._poll_later(now)  # their owners end them, or the store is unreachable
         return ended
 
     async def _without_orchestrator(self) -> Sequence[str]:

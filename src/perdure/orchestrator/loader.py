@@ -156,7 +156,7 @@ class Loader:
                 slot.admitted = admitted[slot.run_id] = self._session.loop.create_future()
         read = ended = False
         try:
-            count = await self._bring({slot.run_id: slot for slot in slots}, request)
+            count = await self._load_runs({slot.run_id: slot for slot in slots}, request)
             read = ended = True
             return Entered(count, admitted)
         except Exception:
@@ -189,7 +189,7 @@ class Loader:
 
     # --- a driver for a run ---------------------------------------------------------------------------------------
 
-    def _seat(
+    def _give_driver(
         self,
         slot: RunSlot,
         replay: Callable[[], Replay | None],
@@ -245,7 +245,7 @@ class Loader:
         def record(driver: Driver) -> None:
             driver.record(new.recorded, self._session.claim(driver.state))
 
-        self._seat(slot, opened, record, new.variables)
+        self._give_driver(slot, opened, record, new.variables)
 
     def _install(self, slot: RunSlot, one: Ready, admit: Queue | None) -> None:
         """Replay a journal and continue from where it ends."""
@@ -282,7 +282,7 @@ class Loader:
             driver.wake()
             self._session.acknowledge(driver)
 
-        error = self._seat(slot, replayed, adopt, self._variables, journal_size(one.batches))
+        error = self._give_driver(slot, replayed, adopt, self._variables, journal_size(one.batches))
         if error is not None:
             self._locks.forget(one.run_id)
             if isinstance(error, NotDecodable) and error.divergence is None:
@@ -342,7 +342,7 @@ class Loader:
             if self._session.leaving:
                 new.release(self._session.name)
 
-        error = self._seat(slot, lambda: replay, succeed, old.variables, journal_size(batches))
+        error = self._give_driver(slot, lambda: replay, succeed, old.variables, journal_size(batches))
         if error is not None:
             self._stop_broken(run_id, error, old.id)
 
@@ -478,7 +478,7 @@ class Loader:
 
     # --- read, claimed --------------------------------------------------------------------------------------------
 
-    async def _bring(self, slots: dict[str, RunSlot], request: EntryRequest) -> int:
+    async def _load_runs(self, slots: dict[str, RunSlot], request: EntryRequest) -> int:
         count, run_ids = 0, list(slots)
         for _ in range(CLAIM_TRIES):
             if self._turns.lost:
@@ -487,16 +487,16 @@ class Loader:
             ready = await self._read(run_ids)
             count += len(ready)
             ready, late = await self._end_late(ready, self._stands_still)
-            ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, request.dead))]
+            ours = [one for one in ready if self._isolated(one, lambda one: self._is_ours(one, request.dead))]
             if self._turns.lost:
                 for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
                     self.turn_over(run_id)
-            ours, missed = await self._claim_lost(ours, slots, request)
+            ours, missed = await self._claim_orphans(ours, slots, request)
             ours = [one for one in ours if await self._load_needed(one)]
 
             def install(ours: Sequence[Ready] = ours) -> None:
                 for one in ours:
-                    self._apart(one, lambda one: self._install(slots[one.run_id], one, request.admit))
+                    self._isolated(one, lambda one: self._install(slots[one.run_id], one, request.admit))
 
             await self._session.in_callback(install)
             missed = [*missed, *late]
@@ -513,7 +513,7 @@ class Loader:
         if self._turns.reset(run_id):
             self._session.spawn(self._turns.give_back(run_id))
 
-    def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
+    def _isolated(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
         """Do something with one run. An error parks that run, and the others are loaded."""
         try:
             return work(one)
@@ -569,7 +569,7 @@ class Loader:
                 return False
         return True
 
-    def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
+    def _is_ours(self, one: Ready, dead: Collection[str | None]) -> bool:
         """Whether a run is to continue here. Reads the end of its journal: only a likely owner should pay for more."""
         finished, one.claim = claim_in_force(one.batches)
         owner = None if one.claim is None else one.claim.owner
@@ -589,7 +589,7 @@ class Loader:
         if owner not in (None, self._session.name) and owner not in dead:
             self._locks.forget(one.run_id)
             if dead:
-                self._session.spawn(self._heal(one))
+                self._session.spawn(self._correct_row(one))
             return False
         serves = self._session.serves
         return serves is None or one.started.queue in serves
@@ -603,7 +603,7 @@ class Loader:
                     return follows(self._session.name, event.owner, has_program=has_program)
         return False
 
-    async def _heal(self, one: Ready) -> None:
+    async def _correct_row(self, one: Ready) -> None:
         """If the row of a run names another owner than its journal, write the row again: the journal is right."""
         state = fold(one.run_id, one.batches)
         try:
@@ -613,7 +613,7 @@ class Loader:
         except StoreUnavailable:
             pass  # the next search finds it again
 
-    async def _claim_lost(
+    async def _claim_orphans(
         self, ready: Sequence[Ready], slots: dict[str, RunSlot], request: EntryRequest
     ) -> tuple[list[Ready], list[str]]:
         """Claim the runs that have lost their owner, in one commit, before any of them is replayed.
@@ -624,7 +624,7 @@ class Loader:
         sure: list[Ready] = []
         claims: list[tuple[Ready, Append]] = []
         for one in ready:
-            claim = self._apart(one, lambda one: self._claim_of(one, slots[one.run_id], request))
+            claim = self._isolated(one, lambda one: self._claim_of(one, slots[one.run_id], request))
             if isinstance(claim, Append):
                 claims.append((one, claim))
             elif claim:

@@ -193,7 +193,7 @@ class RunLocks:
             if not of_runs.get(run_id, True):
                 del of_runs[run_id]
 
-    async def kept_out(self, state: RunState) -> bool:
+    async def all_held_elsewhere(self, state: RunState) -> bool:
         """Whether other runs hold the locks that a run waits for, all of them."""
         for op, asked in state.lock_waits.items():
             owner = await self._locker.owner(asked.key)
@@ -213,7 +213,7 @@ class RunLocks:
         task.add_done_callback(partial(self._over, state.run_id))
         self._regaining[state.run_id] = task, state
 
-    async def shut_out(self, run_id: str) -> bool:
+    async def regain_blocked(self, run_id: str) -> bool:
         """Whether another run holds a lock that this one has to regain."""
         _, state = self._regaining.get(run_id, (None, None))
         for op, held in list(state.locks.items()) if state is not None else ():
@@ -235,7 +235,7 @@ class RunLocks:
         run_id = state.run_id
         try:
             # Claimed first: the previous owner must not continue while this one waits.
-            if await self._claim(state, waits=await self.shut_out(run_id)):
+            if await self._claim(state, waits=await self.regain_blocked(run_id)):
                 async with asyncio.timeout(self._time_left(state)):
                     # In the order in which they were taken: runs that take several locks in one order never deadlock.
                     for op, held in list(state.locks.items()):

@@ -117,7 +117,7 @@ class Quarantine:
         try:
             while self._suspects and self._session.at_work:
                 try:
-                    await self._judge()
+                    await self._sort_out()
                     group = self._next_group()
                     self._cleared.clear()
                     self.on_trial = {slot.run_id for slot in group}
@@ -125,7 +125,7 @@ class Quarantine:
                 except StoreUnavailable:
                     await asyncio.sleep(self._config.store_retry)
                     continue
-                await self._live_with_them()
+                await self._observe_trial()
         finally:
             self._trying, self._most = False, 0
 
@@ -134,14 +134,14 @@ class Quarantine:
             owners = [slot.suspect.owners[-1] for slot in slots]
             await self._enter(EntryRequest([slot.run_id for slot in slots], owners, trial=tried))
 
-    async def _judge(self) -> None:
+    async def _sort_out(self) -> None:
         """Park suspects that were tried alone, and load those that cannot have killed an owner."""
         harmless: list[RunSlot] = []
         for slot in list(self._suspects.values()):
             suspect: Suspect = slot.suspect
             trusted = len(suspect.owners) < self._limit * PATIENT
             waits = trusted and only_waits(suspect.state, self._session.clock.now())
-            if waits and await self._locks.kept_out(suspect.state):
+            if waits and await self._locks.all_held_elsewhere(suspect.state):
                 harmless.append(slot)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
                 self._runs.mark_parked(slot.run_id)
@@ -162,7 +162,7 @@ class Quarantine:
                 size = most
         return group
 
-    async def _live_with_them(self) -> None:
+    async def _observe_trial(self) -> None:
         """Wait until the runs on trial make progress, or until this process has lived with them for long enough."""
         loop, drivers = self._session.loop, self._runs.drivers
         end, most, grew = loop.time() + self._lease, memory(), -self._config.trial
@@ -179,7 +179,7 @@ class Quarantine:
             for run_id in list(self.on_trial):
                 driver = drivers.get(run_id)
                 if driver is None:
-                    self._miss(run_id, away, now >= end)
+                    self._note_absent(run_id, away, now >= end)
                 elif driver.attempts.calls or any(one.task is None for one in driver.attempts.running.values()):
                     since.pop(run_id, None)  # not all its steps have begun
                 else:
@@ -198,7 +198,7 @@ class Quarantine:
                 async with asyncio.timeout(self._config.trial_poll):
                     await self._cleared.wait()
 
-    def _miss(self, run_id: str, away: set[str], late: bool) -> None:
+    def _note_absent(self, run_id: str, away: set[str], late: bool) -> None:
         """A run on trial is not in memory: it is being loaded again, or was evicted."""
         if self._runs.state(run_id) in (REGAINING_LOCKS, LOADING, PARKING):
             away.discard(run_id)

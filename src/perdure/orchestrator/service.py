@@ -76,7 +76,7 @@ class Service:
         self.admission = Admission(orchestrator.session, queues, capacity, orchestrator.enter, config.admission)
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
-        self.fit_check = FitCheck(orchestrator, membership, config.fit_check, self.deadlines.see_to)
+        self.fit_check = FitCheck(orchestrator, membership, config.fit_check, self.deadlines.include)
         self._registration = FunctionDuty("registering its programs", membership.register)
         # Set when its programs are registered, or could not be.
         self._registered = asyncio.Event()
@@ -124,12 +124,12 @@ class Service:
             async with asyncio.timeout(self._config.registration_wait):
                 await self._registered.wait()
 
-    def start(self, *, look: bool = True) -> None:
-        """Start the other duties. Without `look`, the store is not searched."""
-        if look:
+    def start(self, *, search: bool = True) -> None:
+        """Start the other duties. Without `search`, the store is not searched."""
+        if search:
             self._changes.start()
             self._tasks += [self._schedule(self._watch_store), self._schedule(self._check_fit)]
-        if look and self._orchestrator.recovery.enabled:
+        if search and self._orchestrator.recovery.enabled:
             self._tasks.append(self._schedule(self._take_over))
         self._tasks += [self._schedule(partial(self._repeat, *periodic)) for periodic in self._periodic]
 
@@ -256,7 +256,7 @@ class Service:
 
     def _upcoming(self) -> float | None:
         """When the next run or deadline is due."""
-        moments = (self.timers.next_due, self.deadlines.next_look)
+        moments = (self.timers.next_due, self.deadlines.next_poll)
         return min((at for at in moments if at is not None), default=None)
 
     async def _load(self, *, peers_changed: bool) -> None:

@@ -123,7 +123,7 @@ async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str
     if driver is None:
         residency = orchestrator.runs.state(run_id)
         if residency is REGAINING_LOCKS:
-            return await orchestrator.locks.shut_out(run_id)
+            return await orchestrator.locks.regain_blocked(run_id)
         return residency not in (STARTING, LOADING, PARKING, SUSPECT)
     if driver.stale or not driver.saved:
         return False
@@ -133,7 +133,7 @@ async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str
     state, due = driver.state, driver.state.wake_at
     if not driver.idle or (due is not None and due <= orchestrator.clock.now()):
         return False
-    return not state.lock_waits or await orchestrator.locks.kept_out(state)
+    return not state.lock_waits or await orchestrator.locks.all_held_elsewhere(state)
 
 
 async def _wait_idle(
@@ -160,9 +160,9 @@ async def _wait_idle(
         if until is not None and loop.time() >= until:
             return False
         # A run that stays in memory may come to rest without a notification.
-        look = loop.time() + poll_interval
+        again_at = loop.time() + poll_interval
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(look if until is None else min(look, until)):
+            async with asyncio.timeout_at(again_at if until is None else min(again_at, until)):
                 await orchestrator.runs.settled.wait()
         await asyncio.sleep(0)  # a run that has just regained its locks is about to be loaded
     return until is None or loop.time() < until
