@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import secrets
@@ -51,6 +50,7 @@ from perdure.kernel.projection import RunRow
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
+from perdure.logs import log
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.observer import Observer as OrchestratorObserver
 from perdure.orchestrator.orchestrator import Orchestrator
@@ -71,7 +71,6 @@ from perdure.termination import Termination
 R = TypeVar("R")
 T = TypeVar("T")
 
-log = logging.getLogger("perdure")
 
 DEFAULT_STORE = "sqlite:///perdure.db"
 # Stores of one machine, which knows which of its processes are dead.

@@ -140,6 +140,23 @@ async def test_a_callback_that_raises_is_logged_once_for_each_kind_of_error_and_
     assert not any(record.exc_info or "\n" in record.getMessage() for record in caplog.records)
 
 
+class Unspeakable:
+    """A callback that cannot even be shown."""
+
+    def __call__(self, result: RunResult[Any]) -> None:
+        raise ValueError("oh")
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+async def test_a_callback_that_cannot_be_shown_is_named_by_its_class(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "perdure"):
+        async with Engine("memory://", [doubled], on_complete=Unspeakable()) as engine:
+            assert (await engine.run(doubled(1))).output == (2, "ok")
+    assert "Unspeakable raised ValueError: oh" in caplog.records[0].getMessage()
+
+
 @pytest.mark.parametrize(
     "raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, BaseException]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -13,8 +12,7 @@ from typing import Any, TypeVar
 from perdure.engine.threads import waiting_for_perdure
 from perdure.errors import UsageError
 from perdure.inherited import check_main, check_process
-
-log = logging.getLogger("perdure")
+from perdure.logs import log
 
 # How long what was cancelled may take to end.
 LEAVE_SECONDS = 5.0

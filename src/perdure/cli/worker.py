@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Coroutine, Sequence
@@ -20,9 +19,8 @@ from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
 from perdure.config import Recovery
 from perdure.kernel.policies.queues import Queue
+from perdure.logs import log
 from perdure.termination import LEAVE_SECONDS
-
-log = logging.getLogger("perdure")
 
 
 def worker(

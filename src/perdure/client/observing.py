@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,9 +18,8 @@ from perdure.client.views import RunResult
 from perdure.errors import UsageError
 from perdure.kernel.values.failures import raised_at
 from perdure.kernel.values.raised import brief, pressed
+from perdure.logs import log
 from perdure.ports.journal import Append
-
-log = logging.getLogger("perdure")
 
 # How many commits `on_commit` may be behind before it misses some.
 MOST_BEHIND = 10_000
@@ -135,7 +133,7 @@ class Observers(Generic[T]):
             "further errors of this kind are not logged",
             self._option,
             id,
-            getattr(callback, "__qualname__", callback),
+            getattr(callback, "__qualname__", type(callback).__qualname__),
             brief(error),
             f" ({place})" if place else "",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 
@@ -24,10 +23,9 @@ from perdure.kernel.schedules.schedule import PREFIX
 from perdure.kernel.state import fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.ports.blobs import sources_of
 from perdure.ports.runs import RunFilter
-
-log = logging.getLogger("perdure")
 
 OPEN = tuple(status for status in RunStatus if status not in FINISHED)
 # How many runs are listed at a time, and how many journals are in memory together.

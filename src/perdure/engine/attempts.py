@@ -46,11 +46,11 @@ from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild, type_name
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 
 if TYPE_CHECKING:
     from perdure.engine.runtime import Services
 
-log = logging.getLogger("perdure")
 
 _BAILED = type_name(StepBailed)
 ENDING = (SystemExit, KeyboardInterrupt, GeneratorExit)

@@ -46,7 +46,6 @@ A driver is in one of these states:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
@@ -88,7 +87,6 @@ from perdure.kernel.values.raised import contained
 from perdure.ports.appends import OFFLOADABLE, as_kept
 from perdure.ports.journal import Append
 
-log = logging.getLogger("perdure")
 T = TypeVar("T")
 
 # How soon to retry something that is due but cannot be done now.

@@ -8,15 +8,13 @@ sets, such as how long a thread may take to end, is a constant beside the code t
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from perdure.errors import PerdureError
+from perdure.logs import log
 from perdure.ports.clock import Clock
-
-log = logging.getLogger("perdure")
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.values.limits import Limits, place
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.ports.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 # The backoff while the store is unavailable.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
-
-
-log = logging.getLogger("perdure")
 
 
 class Payloads:

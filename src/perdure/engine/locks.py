@@ -7,7 +7,6 @@ that other processes release, so that waiting costs no statements.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -19,11 +18,10 @@ from perdure.engine.change_feed import Subscription, change_feed
 from perdure.engine.duties import Duties
 from perdure.errors import LockTimeout, NotOwner, StoreUnavailable, UsageError
 from perdure.kernel.policies.lock_keys import PREFIX, lease_key
+from perdure.logs import log
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Acquired, HeldBy, Renewal
 from perdure.ports.store import Store
-
-log = logging.getLogger("perdure")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ calls `perdure.blocking`) does not count against the limit, because what it wait
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-log = logging.getLogger("perdure")
+from perdure.logs import log
 
 # The default limit of threads.
 DEFAULT_THREADS = 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -12,9 +11,8 @@ from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import StoreUnavailable
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.ports.journal import Append, Appended, Conflict, Full, Journal, Outcome, PendingOutcomes
-
-log = logging.getLogger("perdure")
 
 
 class Source(Protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import fold
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.orchestrator.fit_cache import FEWEST, FitCache, code_hash, digest
 from perdure.orchestrator.loader import Ready
 from perdure.orchestrator.membership import Membership
@@ -29,8 +29,6 @@ from perdure.orchestrator.recovery import parks_unknown, retry_parked
 from perdure.orchestrator.residency import ABSENT, LEFT
 from perdure.ports.leases import REGISTRATION, Registration, registrations, some_of, versions_at
 from perdure.ports.runs import RunFilter
-
-log = logging.getLogger("perdure")
 
 # Where nothing is under way: runs that were running are loaded, replayed and parked by the duties that advance them,
 # unless they lack something here.

@@ -7,7 +7,6 @@ name takes the lease from the session before, which finds out at its next heartb
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import msgspec
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.values.signatures import Signature, packed
+from perdure.logs import log
 from perdure.ports.clock import Clock
 from perdure.ports.leases import (
     ORCHESTRATOR,
@@ -31,8 +31,6 @@ from perdure.ports.leases import (
     part_prefix,
     registrations,
 )
-
-log = logging.getLogger("perdure")
 
 # How many characters a registration has at most: it is part of an index.
 REGISTRATION_SIZE = 1000

@@ -15,7 +15,6 @@ when the engine is closed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -39,6 +38,7 @@ from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.orchestrator.catch_up import CatchUp
 from perdure.orchestrator.inbox import Inbox
 from perdure.orchestrator.loader import Loader
@@ -64,8 +64,6 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
 from perdure.ports.leases import holder
 from perdure.ports.store import Store
-
-log = logging.getLogger("perdure")
 
 # How many steps the log names that closing waits for.
 NAMED = 5

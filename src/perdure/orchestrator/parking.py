@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,13 +20,11 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.orchestrator.residency import LOADING, PARKED_HERE, REGAINING_LOCKS
 from perdure.orchestrator.session import Session
 from perdure.ports.appends import extend
 from perdure.ports.journal import Append, Appended, Outcome, append_all
-
-log = logging.getLogger("perdure")
-
 
 _INTERNAL = (
     "an error inside perdure stopped it: {}{}\n\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,12 +10,11 @@ from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.program import Program
+from perdure.logs import log
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.residency import PARKED_HERE, EntryRequest
 from perdure.ports.runs import RunFilter
-
-log = logging.getLogger("perdure")
 
 # How many programs that an engine was not given, and orchestrators beside it, are named one by one when it starts.
 WARNINGS = 10

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from perdure.config import Retention
+from perdure.logs import log
 from perdure.ports.leases import HeldBy, Leases
-
-log = logging.getLogger("perdure")
 
 KEY = "retention"
 

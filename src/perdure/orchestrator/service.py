@@ -7,7 +7,6 @@ idle engine sends one statement every few seconds, and most of those are heartbe
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -30,8 +29,6 @@ from perdure.orchestrator.recovery import recover
 from perdure.orchestrator.session import OrchestratorConfig
 from perdure.orchestrator.timers import Timers, TimersConfig
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
-
-log = logging.getLogger("perdure")
 
 
 @dataclass(frozen=True, slots=True)

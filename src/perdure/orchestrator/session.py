@@ -6,7 +6,6 @@ That is what it has (the store, the table of runs), who it is as an owner in jou
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from perdure.kernel.events import RunClaimed
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.orchestrator.observer import Observer, Wakeups
 from perdure.orchestrator.residency import RunTable
 from perdure.orchestrator.sources import ProgramSources
 from perdure.ports.clock import Clock
 from perdure.ports.store import Store
 
-log = logging.getLogger("perdure")
 T = TypeVar("T")
 
 SUSPENDED = "no heartbeat of this engine succeeded in time, and it starts nothing until one does; try again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from perdure.engine.driver import Driver
@@ -11,12 +10,11 @@ from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
+from perdure.logs import log
 from perdure.orchestrator.session import Session
 from perdure.ports.appends import extend
 from perdure.ports.journal import append_one
 from perdure.ports.store import Store
-
-log = logging.getLogger("perdure")
 
 
 class SnapshotReader:

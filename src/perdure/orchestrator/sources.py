@@ -6,7 +6,6 @@ The structure of a graph or a flow is stored in the same way: views of its runs 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,9 +14,8 @@ from perdure.kernel.divergence.source import Source
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.state import RunState
+from perdure.logs import log
 from perdure.ports.store import Store
-
-log = logging.getLogger("perdure")
 
 
 class ProgramSources:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from html import escape
 from typing import Any, get_origin, get_type_hints
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.client.client import Client
 from perdure.errors import UsageError
+from perdure.logs import Log
 from perdure.server import approvals, bulk, capsules, code, journals, live, ops, runs, schedules, system, telling
 from perdure.server.access import Access, Who
 from perdure.server.guards import SAFE, AskTheHost, Guard, ThisMachineOnly, check_site
@@ -27,7 +27,7 @@ from perdure.server.routing import JSON, MIB, Call, Reply, Route, Table
 from perdure.server.service import Service
 from perdure.server.streams import EventStream
 
-log = logging.getLogger("perdure.server")
+log = Log("perdure.server")
 
 API = "api/v1/"
 ROUTES: tuple[Route, ...] = (

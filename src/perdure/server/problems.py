@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import msgspec
 
 from perdure import errors
+from perdure.logs import Log
 
-log = logging.getLogger("perdure.server")
+log = Log("perdure.server")
 
 MEDIA_TYPE = "application/problem+json"
 # What names the class of a problem; docs/http-api.md explains each by its code.

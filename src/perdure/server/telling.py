@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from perdure.kernel.ids import MAX_ID, flaw_of
 from perdure.kernel.inbound import Duplicate, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.logs import Log
 from perdure.server import shapes
 from perdure.server.access import Role
 from perdure.server.found_run import FoundRun
@@ -21,7 +21,7 @@ from perdure.server.problems import FieldError, Problem
 from perdure.server.routing import Call, Reply, Route
 
 # Who did what, for an audit: one line for each effect.
-audit = logging.getLogger("perdure.audit")
+audit = Log("perdure.audit")
 
 _WORDS: dict[str, Literal["accepted", "duplicate", "finished", "not_found"]] = {
     "Accepted": "accepted",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 from collections.abc import Callable, Sequence
 
@@ -11,8 +10,7 @@ from perdure.errors import BrokenProgram, UsageError
 from perdure.kernel.ids import check_name
 from perdure.kernel.program import Program
 from perdure.kernel.values.failures import raised_at
-
-log = logging.getLogger("perdure")
+from perdure.logs import log
 
 _PLACE = re.compile(r"(?:([^=]+?) *= *)?([\w.]+):(\w+)")
 

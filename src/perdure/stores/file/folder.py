@@ -7,7 +7,6 @@ them again. When the log has grown, the files of the runs are synced and a new l
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import msgspec
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreUnavailable
 from perdure.inherited import forget_private, keep_private
+from perdure.logs import log
 from perdure.stores.file.config import FileConfig
 from perdure.stores.file.lines import Change, Commit, read_commit, sealed
 
@@ -27,7 +27,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-log = logging.getLogger("perdure")
 
 FORMAT = 1
 COMMITS, LOCK, RUNS, MARK = "commits.jsonl", "lock", "runs", "perdure.json"

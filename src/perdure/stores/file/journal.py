@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -11,12 +10,11 @@ import msgspec
 from perdure.errors import Corrupt, StoreUnavailable
 from perdure.kernel.events import Batch
 from perdure.kernel.projection import RunRow
+from perdure.logs import log
 from perdure.ports.journal import Append, Appended, Head, Outcome
 from perdure.stores.file.folder import Folder
 from perdure.stores.file.lines import Change, Line, changed, fields, merged, read_line, sealed, written
 from perdure.stores.memory.store import MemoryJournal, MemoryRuns
-
-log = logging.getLogger("perdure")
 
 # Every process that opens the store reads all of it: beyond this size another backend does better.
 MANY_RUNS, MANY_BYTES = 5_000, 64 * 1024 * 1024

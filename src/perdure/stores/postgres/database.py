@@ -8,7 +8,6 @@ Of those that an application's pool lends, only one is kept while it is idle: ot
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from perdure.errors import StoreUnavailable
+from perdure.logs import log
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.config import PostgresConfig
 from perdure.stores.postgres.connection import WRITING, Connection, Row, connect, require_driver
@@ -24,7 +24,6 @@ from perdure.stores.postgres.notifications import Notifications
 
 T = TypeVar("T")
 
-log = logging.getLogger("perdure")
 
 # The state of the backends of some connections, and of the connection that asks.
 _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) or pid = pg_backend_pid()"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 from redis.exceptions import RedisError, ResponseError
 
 from perdure.errors import PerdureError, StoreUnavailable
+from perdure.logs import log
 from perdure.stores.lease_ends import LeaseEnds
 from perdure.stores.redis.server import Server
-
-log = logging.getLogger("perdure")
 
 
 class Notifications:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,11 +21,10 @@ from redis.exceptions import (
 )
 
 from perdure.errors import Corrupt, InvalidStoreUrl, StoreError, StoreUnavailable
+from perdure.logs import log
 from perdure.stores.redis.address import Address
 from perdure.stores.redis.config import RedisConfig
 from perdure.stores.redis.scripts import Script
-
-log = logging.getLogger("perdure")
 
 # Refusals of a server, which come before it has done anything, and what to do about them.
 _REFUSALS: Final = {

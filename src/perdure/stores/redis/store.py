@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from perdure.errors import InvalidStoreUrl, SchemaMismatch
 from perdure.kernel.policies.durability import Durability
+from perdure.logs import log
 from perdure.ports.store import Survives
 from perdure.stores.redis.address import parse
 from perdure.stores.redis.blobs import RedisBlobs
@@ -22,8 +22,6 @@ from perdure.stores.redis.setup import Setup, check, read_setup
 from perdure.stores.redis.upkeep import RedisUpkeep
 from perdure.stores.users import Users
 from perdure.stores.witness import WitnessedLeases
-
-log = logging.getLogger("perdure")
 
 # The layout of keys. It changes when older code could not read what newer code writes.
 FORMAT = 1

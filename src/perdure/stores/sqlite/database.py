@@ -7,7 +7,6 @@ loop; others, in threads, read in bulk. WAL lets all of them work at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
+from perdure.logs import log
 from perdure.stores.sqlite import guard, migrating
 from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.forks import Threads
@@ -28,7 +28,6 @@ from perdure.stores.sqlshared.schema import pending
 
 T = TypeVar("T")
 
-log = logging.getLogger("perdure")
 
 # Pages of the write-ahead log after which SQLite checkpoints it: a small log stays in the cache, and checkpoints this
 # frequent have no measurable cost.
