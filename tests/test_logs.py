@@ -61,7 +61,7 @@ async def test_runs_go_on_while_a_handler_raises(broken: Broken, capsys: pytest.
         assert (result.status, result.output) == (RunStatus.COMPLETED, 300_000)
     assert broken.lines >= 3
     said = capsys.readouterr().err
-    assert "shaky:0, attempt 1 of 2 failed" in said
+    assert "attempt 1 of 2 failed: ConnectionError: shaky" in said
     assert f"(a log handler raised {broken.kind.__name__}: the service is away)" in said
 
 
