@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from perdure.kernel.events import (
     FROM_OUTSIDE,
@@ -13,7 +14,6 @@ from perdure.kernel.events import (
     RunParked,
     RunReleased,
     RunResumed,
-    RunStarted,
     StepStarted,
     Trait,
     events_with,
@@ -21,32 +21,29 @@ from perdure.kernel.events import (
 from perdure.kernel.state import IMPORTED, POISONED, REDACTED, RunState
 
 
-def stays_parked(batches: Sequence[Batch]) -> bool:
-    """Whether a run stays parked until it is resolved by hand, even if the code fits."""
-    for batch in reversed(batches):
-        for event in reversed(batch.events):
-            if isinstance(event, RunParked):
-                return event.kind in (IMPORTED, REDACTED, POISONED)
-            if isinstance(event, RunResumed | RunClaimed | RunStarted):
-                return False
-    return False
+class Standing(NamedTuple):
+    """How a run stands by the end of its journal: finished, parked until it is resolved by hand, or claimed."""
+
+    finished: bool = False
+    stays_parked: bool = False
+    # The claim in force; a parked run has none.
+    claim: RunClaimed | None = None
 
 
-def claim_in_force(batches: Sequence[Batch]) -> tuple[bool, RunClaimed | None]:
-    """Whether the run has finished, and the claim in force; a parked run has none."""
-    resumed = False
+def standing(batches: Sequence[Batch]) -> Standing:
+    """How a run stands. Reads its journal backwards, and folds nothing: it is cheap enough before replay."""
+    resumed = released = False
     for batch in reversed(batches):
         for event in reversed(batch.events):
-            if isinstance(event, RunClaimed):
-                return False, event
-            resumed |= isinstance(event, RunResumed)
-            if isinstance(event, RunParked) and not resumed:
-                return False, None
-            if isinstance(event, RunReleased | RunStarted):
-                return False, None
             if isinstance(event, RunFinished):
-                return True, None
-    return False, None
+                return Standing(finished=True)
+            if isinstance(event, RunClaimed):
+                return Standing(claim=None if released else event)
+            if isinstance(event, RunParked) and not resumed:
+                return Standing(stays_parked=event.kind in (IMPORTED, REDACTED, POISONED))
+            resumed = resumed or isinstance(event, RunResumed)
+            released = released or isinstance(event, RunReleased)
+    return Standing()
 
 
 _NO_PROGRESS = events_with(Trait.NO_PROGRESS)
