@@ -7,18 +7,18 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
 from perdure.client.chunks import ChunkReader
 from perdure.client.gateway import RunGateway, decided
-from perdure.client.state_cache import check_answer, check_signal
 from perdure.engine.turns import Turns
-from perdure.errors import AnswerRejected, NoSuchRun, StepCancelled, UsageError
+from perdure.errors import AnswerRejected, NoSuchRun, NotDecodable, SignalRejected, StepCancelled, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.chunks import MAP, open_chunks
-from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
+from perdure.kernel.events import NULL, AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, check_trace, generated_id
 from perdure.kernel.inbound import (
     UNDECIDED,
@@ -34,10 +34,11 @@ from perdure.kernel.inbound import (
 )
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.projection import child_path
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.state import OpenOp, RunState, fold
 from perdure.kernel.values.arguments import digest_alone
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.items import has_references
+from perdure.kernel.values.signatures import misfit
 
 V = TypeVar("V")
 # Decides about an approval, by its name or its path.
@@ -78,7 +79,7 @@ class Messages:
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
-        check = partial(check_signal, payload=data, name=name)
+        check = partial(_check_signal, payload=data, name=name)
         traced = "" if trace is None else check_trace(trace)
 
         def decide(state: RunState, child: str) -> inbound.Events | Duplicate | Finished:
@@ -110,7 +111,7 @@ class Messages:
 
         def decide(name: str, state: RunState, child: str) -> inbound.Events | Duplicate | NotFound | Finished:
             now = self._base.clock.now()
-            check = partial(check_answer, answer=data)
+            check = partial(_check_answer, answer=data)
             return inbound.answer(state, name, Raw(data), key, person, now, check, child)
 
         return _unless_own(await self._resolve(id, name, decide), approval_id)
@@ -296,3 +297,35 @@ def _unless_own(
 ) -> Accepted | Duplicate | NotFound | Finished:
     """What to answer: a Duplicate of an id that was generated here is this call's own retried write, and accepted."""
     return Accepted() if isinstance(verdict, Duplicate) and not given else verdict
+
+
+def _check_answer(wait: OpenOp, answer: bytes) -> None:
+    """Raise AnswerRejected when an answer does not fit what was asked."""
+    if found := _misfit(wait, answer):
+        raise AnswerRejected(wait.name, *found)
+
+
+def _check_signal(wait: OpenOp, payload: bytes, name: str) -> None:
+    """Raise SignalRejected when a signal does not fit the type that a run waits for."""
+    if found := _misfit(wait, payload):
+        raise SignalRejected(name, *found)
+
+
+def _misfit(wait: OpenOp, value: bytes) -> tuple[str, str] | None:
+    """Where a value does not fit what a run waits for, and why.
+
+    The code of the run decides, where an engine has it in memory: it may have changed since the wait was opened.
+    """
+    if wait.reads is not None:
+        try:
+            wait.reads(Raw(value))
+        except NotDecodable as error:
+            return _by_schema(wait, value) or ("$", error.reason)
+        return None
+    return _by_schema(wait, value)
+
+
+def _by_schema(wait: OpenOp, value: bytes) -> tuple[str, str] | None:
+    if wait.opened is None or wait.opened.schema == NULL:
+        return None
+    return misfit(bytes(wait.opened.schema), msgspec.json.decode(value))

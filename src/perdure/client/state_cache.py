@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import msgspec
-from msgspec import Raw
-
-from perdure.errors import AnswerRejected, NotDecodable, SignalRejected
-from perdure.kernel.events import FROM_OUTSIDE, NULL, AnyEvent, StepOutcome
-from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.values.signatures import misfit
+from perdure.kernel.events import FROM_OUTSIDE, AnyEvent, StepOutcome
+from perdure.kernel.state import RunState
 from perdure.ports.journal import Journal
 
 LIMIT = 64
@@ -64,35 +59,3 @@ class StateCache:
     def forget(self, run_id: str) -> None:
         """Read this run from its beginning next time."""
         self._states.pop(run_id, None)
-
-
-def check_answer(wait: OpenOp, answer: bytes) -> None:
-    """Raise AnswerRejected when an answer does not fit what was asked."""
-    if found := _misfit(wait, answer):
-        raise AnswerRejected(wait.name, *found)
-
-
-def check_signal(wait: OpenOp, payload: bytes, name: str) -> None:
-    """Raise SignalRejected when a signal does not fit the type that a run waits for."""
-    if found := _misfit(wait, payload):
-        raise SignalRejected(name, *found)
-
-
-def _misfit(wait: OpenOp, value: bytes) -> tuple[str, str] | None:
-    """Where a value does not fit what a run waits for, and why.
-
-    The code of the run decides, where an engine has it in memory: it may have changed since the wait was opened.
-    """
-    if wait.reads is not None:
-        try:
-            wait.reads(Raw(value))
-        except NotDecodable as error:
-            return _by_schema(wait, value) or ("$", error.reason)
-        return None
-    return _by_schema(wait, value)
-
-
-def _by_schema(wait: OpenOp, value: bytes) -> tuple[str, str] | None:
-    if wait.opened is None or wait.opened.schema == NULL:
-        return None
-    return misfit(bytes(wait.opened.schema), msgspec.json.decode(value))

@@ -34,8 +34,6 @@ _INTERNAL = (
 _PLAIN = Codec()
 # How many reasons are remembered, to log each of them once.
 _REASONS = 1000
-# For how long runs that continue after having been parked are counted before their number is logged.
-UNPARKED_LOG_SECONDS = 1.0
 
 
 class Parking:
@@ -43,7 +41,7 @@ class Parking:
 
     def __init__(self, session: Session) -> None:
         self._runs, self._store, self._clock = session.runs, session.store, session.clock
-        self._on_parked = session.observer.finished
+        self._on_parked, self._log_after = session.observer.finished, session.config.unparked_log
         # Up to where parked runs were searched, newest first, since the last search began.
         self.searched_to: str | None = None
         self._waiting: list[tuple[Append, asyncio.Future[bool | None]]] = []
@@ -95,7 +93,7 @@ class Parking:
         assert isinstance(events[0], RunResumed)
         self._unparked[state.started.program if state.started else "", events[0].reason] += 1
         if self._log_unparked_at is None and not self.retrying:
-            self._log_unparked_at = asyncio.get_running_loop().call_later(UNPARKED_LOG_SECONDS, self.log_unparked)
+            self._log_unparked_at = asyncio.get_running_loop().call_later(self._log_after, self.log_unparked)
         return events
 
     def log_unparked(self) -> None:

@@ -49,6 +49,8 @@ class OrchestratorConfig:
     """How long closing may take before the log says what it waits for."""
     close_poll: float = 0.5
     """How often, while closing, due runs are handed over that are owned and not in memory."""
+    unparked_log: float = 1.0
+    """For how long runs that continue after having been parked are counted before their number is logged."""
     drain: float = 5.0
     """How long the store may take for the last events."""
 
