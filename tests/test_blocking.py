@@ -290,6 +290,33 @@ def test_ctrl_c_leaves_cleanly_and_the_run_is_kept(url: str) -> None:
     assert (view.status, view.owner) == (RunStatus.RUNNING, None)
 
 
+AT_EXIT = """
+import atexit
+from perdure import blocking, step, workflow
+
+@step
+def double(number: int) -> int:
+    return number * 2
+
+@workflow
+async def doubled(number: int) -> int:
+    return await double(number)
+
+engine = blocking.Engine({url!r}, [doubled], name="it").open()
+atexit.register(engine.close)
+print(engine.start(doubled(4)).result())
+"""
+
+
+def test_an_engine_can_be_closed_by_a_callback_at_exit(any_url: str) -> None:
+    """By then the interpreter has ended all executors."""
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT.format(url=any_url)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8\n", "")
+    if any_url != "memory://":
+        with blocking.connect(any_url) as client:
+            assert client.orchestrators() == []
+
+
 def test_a_schedule_is_looked_after_without_awaiting(engine: blocking.Engine) -> None:
     schedule = engine.schedule("nightly", doubled(2), cron="30 2 * * *", pause=True)
     assert isinstance(schedule, blocking.ScheduleHandle)

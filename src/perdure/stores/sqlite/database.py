@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
@@ -24,6 +24,7 @@ from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.forks import Threads
 from perdure.stores.sqlite.guard import Guard
 from perdure.stores.sqlite.migrating import APPLICATION_ID
+from perdure.stores.sqlite.pool import Pool
 from perdure.stores.sqlshared.schema import pending
 
 T = TypeVar("T")
@@ -49,8 +50,8 @@ class Database:
         # The log that the writer has open, and that of the readers.
         self._log: tuple[int, int] = (0, 0)
         self._read_log: tuple[int, int] = (0, 0)
-        self._write_thread: ThreadPoolExecutor | None = None
-        self._read_thread: ThreadPoolExecutor | None = None
+        self._write_thread: Pool | None = None
+        self._read_thread: Pool | None = None
         self._threads: Threads | None = None
         self._fsync = True
         self._hop: Future[Any] | None = None  # the last job of the writer thread; once it is done, all are
@@ -79,8 +80,8 @@ class Database:
             if migrate:  # an engine, which will write
                 self._arm_soon(opened[0])
         self._use(*opened)
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
-        self._read_thread = ThreadPoolExecutor(self._pool, thread_name_prefix="perdure-read")
+        self._write_thread = Pool(1, thread_name_prefix="perdure-write")
+        self._read_thread = Pool(self._pool, thread_name_prefix="perdure-read")
         self._threads = Threads((self._write_thread, 1), (self._read_thread, self._pool))
 
     def exists(self) -> bool:
