@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from perdure import Program, approval, set_state, step, step_context, wait_signal, workflow
+from perdure import Program, approval, child, set_state, step, step_context, wait_signal, workflow
 from perdure.graph import Graph, node, route
 
 BIG = 9007199254740993  # no double holds it
@@ -108,4 +108,15 @@ def large(doubled: int) -> str:
 
 pipeline = Graph([doubled, by_size, small, large], name="pipeline")
 
-PROGRAMS: list[Program] = [order, quick, long_text, waits, fails, streams, looping, shaped, pipeline]
+@workflow
+async def patient(seconds: float) -> Any:
+    await charge(1)
+    return await wait_signal("go", timeout=seconds)
+
+
+@workflow
+async def with_graph(amount: int) -> Any:
+    return await child(pipeline(amount=amount))
+
+
+PROGRAMS: list[Program] = [order, quick, long_text, waits, fails, streams, looping, shaped, pipeline, patient, with_graph]

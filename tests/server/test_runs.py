@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import httpx2 as httpx
+import pytest
 
 from perdure import Engine
-from tests.server.programs import BIG, fails, long_text, order, quick, streams
+from tests.server.programs import BIG, fails, long_text, order, patient, pipeline, quick, streams, with_graph
 
 
 async def test_a_list_has_pages_and_a_cursor_belongs_to_its_filter(engine: Engine, http: httpx.AsyncClient) -> None:
@@ -46,6 +47,23 @@ async def test_ops_come_in_columns(engine: Engine, http: httpx.AsyncClient) -> N
     op = (await http.get(f"runs/{run['run_id']}/ops/refuse:0")).json()
     assert [attempt["error"]["type"] for attempt in op["attempts"]] == ["builtins.ValueError"]
     assert (await http.get(f"runs/{run['run_id']}/ops/nothing:0")).json()["code"] == "no_such_op"
+
+
+async def test_ops_say_when_a_wait_ends_by_itself(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.run(patient(3600), id="p", until="rest")
+    ops = (await http.get(f"runs/{run.run_id}/ops")).json()
+    assert ops["kind"] == ["step", "signal"]
+    assert ops["due"][0] is None
+    assert ops["due"][1] == pytest.approx(ops["start"][1] + 3600)
+
+
+async def test_a_run_says_whether_it_can_be_drawn(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.run(with_graph(3), id="g")
+    own = (await http.get(f"runs/{run.run_id}")).json()
+    child = (await http.get(f"runs/{run.run_id}", params={"child": "pipeline:0"})).json()
+    assert (own["graph"], child["graph"], child["status"]) == (False, True, "completed")
+    assert (await http.get(f"runs/{run.run_id}/graph", params={"child": "pipeline:0"})).json()["nodes"]
+    assert (await http.get(f"runs/{(await engine.run(pipeline(amount=2))).run_id}")).json()["graph"]
 
 
 async def test_a_long_value_is_had_by_its_url(engine: Engine, http: httpx.AsyncClient) -> None:

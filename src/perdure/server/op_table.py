@@ -57,6 +57,8 @@ class OpTable:
         self.queue: list[str] = []
         self.first: list[int] = []
         self.seq: list[int] = []
+        # When a wait was to end by itself; None where it was not.
+        self.due: list[float | None] = []
         # Of ops that were attempted more than once: start, end, start, end, ...
         self.tries: dict[int, list[float | None]] = {}
         self.owned: list[list[object]] = []
@@ -64,6 +66,8 @@ class OpTable:
         self.began = 0.0
         self.ended: float | None = None
         self.children: dict[str, str] = {}
+        # The child runs that are graphs or flows.
+        self.graphs: set[str] = set()
         # The number of the event that ended each op.
         self.brought: dict[str, int] = {}
 
@@ -91,11 +95,13 @@ class OpTable:
             case StepSkipped():
                 self._ended(event.op, "skipped", seq, at)
             case WaitOpened():
-                self._begin(event.op, event.kind, WAITING, event.source, seq, at)
+                self.due[self._begin(event.op, event.kind, WAITING, event.source, seq, at)] = event.deadline
             case WaitResolved():
                 self._ended(event.op, _resolved(event.by), seq, at)
             case ChildStarted():
                 self._begin(event.op, "child", RUNNING, event.source, seq, at)
+                if event.structure:
+                    self.graphs.add(event.op)
                 if event.detached:
                     self.children[event.op] = event.detached
                     self._ended(event.op, "succeeded", seq, at)
@@ -142,6 +148,7 @@ class OpTable:
             self.queue.append("")
             self.first.append(seq)
             self.seq.append(seq)
+            self.due.append(None)
         else:
             self.status[row], self.seq[row], self.end[row] = status, seq, None
         return row
@@ -219,6 +226,7 @@ class OpTable:
             group=[op_name(self.path[n]) for n in numbers],
             queue=[self.queue[n] for n in numbers],
             seq=[self.seq[n] for n in numbers],
+            due=[self.due[n] for n in numbers],
             tries={str(n): self.tries[n] for n in numbers if n in self.tries},
             owned=self.owned,
             held=self.held,

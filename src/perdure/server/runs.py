@@ -229,6 +229,7 @@ async def _from_journal(run: FoundRun) -> dict[str, Any]:
         "divergence": parked.divergence if parked is not None else None,
         "continued_from": (started.continued_from or None) if started is not None and not run.child else None,
         "why": _why(reasons[row.run_id]) if row.run_id in reasons else None,
+        "graph": run.child in (await run.table()).graphs if run.child else bool(started and started.structure),
     }
 
 

@@ -192,6 +192,8 @@ class RunDetail(RunItem, frozen=True, kw_only=True):
     why: WhyItem | None = None
     trace: str | None = None
     """The trace that it was started in, as a traceparent."""
+    graph: bool = False
+    """Whether it can be drawn: `runs/{run}/graph`."""
 
 
 class OneRunQuery(RunQuery, frozen=True):
@@ -293,6 +295,8 @@ class Ops(Struct, frozen=True, kw_only=True):
     queue: list[str]
     seq: list[int]
     """The number of its last event."""
+    due: list[float | None]
+    """When a wait was to end by itself: a timer, or one with a deadline."""
     tries: dict[str, list[float | None]]
     """For ops that were attempted again: start and end of each attempt; by number of the op. Between them it backs
     off."""
