@@ -117,9 +117,10 @@ class Flows:
     """What the steps of flows may use besides what is built in: see docs/flows.md.
 
     `python`: modules, with all below them. `http`: hosts that are not public, with a port or without. `shell`: whether
-    they may run commands.
+    they may run commands. `profile`: which of their profiles flows have that have any.
     """
 
     python: tuple[str, ...] = ()
     http: tuple[str, ...] = ()
     shell: bool = True
+    profile: str = ""

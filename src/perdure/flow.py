@@ -33,16 +33,19 @@ def load_flow(
     http: Sequence[str] | None = None,
     shell: bool | None = None,
     components: Mapping[str, Callable[..., Any]] | None = None,
+    profile: str | None = None,
 ) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, each with its line and column.
 
     `python`: the modules whose functions steps may use, with all below them. `http`: hosts that are not public, and may
     be reached all the same. `shell`: whether steps may run commands. Left out, they are as the settings say under
-    `flows:`. `components`: functions that steps may use by these names.
+    `flows:`. `components`: functions that steps may use by these names. `profile`: which of its profiles a flow has
+    that has any; left out, as the settings say.
     """
-    given: dict[str, Any] = {"python": python and tuple(python), "http": http and tuple(http), "shell": shell}
-    allowed = load_settings().flows or Flows() if None in (python, http, shell) else Flows()
-    allowed = replace(allowed, **{name: value for name, value in given.items() if value is not None})
+    given = {"python": python and tuple(python), "http": http and tuple(http), "shell": shell, "profile": profile}
+    allowed = load_settings().flows or Flows() if None in (python, http, shell, profile) else Flows()
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    allowed = replace(allowed, **said)
     try:
         return load(os.fspath(path), access(allowed, components))
     except OSError as error:

@@ -195,3 +195,57 @@ async def test_inspect_shows_values_in_place_of_variables_without_the_file(cli: 
     assert tasks[1]["frames"][0]["variables"] == {"value": "'hello Ann 1'"}
     steps = (await asyncio.to_thread(cli, "runs", "steps", "r", "--inputs", "--json")).json
     assert steps[0]["inputs"] == {"value": "hello Ann"}
+
+
+CHANGED = """
+perdure: 1
+name: changed
+variables: {who: dev}
+profiles: {prod: {variables: {who: prod}}}
+jobs:
+  - id: one
+    steps:
+      - {id: a, use: value, with: {text: "${{ vars.who }}", n: 1}}
+      - {id: b, use: value, with: "${{ steps.a.text }}"}
+output: ["${{ jobs.one.a }}", "${{ jobs.one.b | default('skipped') }}"]
+tests: [{name: who, expect: {output: [{text: prod, n: 1}, prod]}}]
+"""
+
+
+def test_a_run_is_started_with_changes_and_a_profile(cli: Cli) -> None:
+    flow = str(cli.write("changed.yaml", CHANGED))
+    cli.write("changes.json", '{"one.a": [{"op": "replace", "path": "/with/n", "value": 7}]}')
+
+    def run(*words: str) -> object:
+        ended = cli("flow", "run", flow, "--store", "memory://", *words)
+        assert ended.code == 0, ended.err
+        return ended.json
+
+    assert run() == [{"text": "dev", "n": 1}, "dev"]
+    assert run("--profile", "prod") == [{"text": "prod", "n": 1}, "prod"]
+    assert run("--set", "one.a.with.n=2", "--set", "one.a.with.text=a=b") == [{"text": "a=b", "n": 2}, "a=b"]
+    assert run("--set", "one.when=${{ false }}") is None
+    assert run("--overrides", "@changes.json", "--profile", "prod") == [{"text": "prod", "n": 7}, "prod"]
+    steps = '{"steps": {"one.b": {"$type": "merge_patch", "value": {"with": "x"}}}}'
+    assert run("--overrides", steps) == [{"text": "dev", "n": 1}, "x"]
+    for words, said in (
+        (("--set", "one.a.with"), "is not STEP.KEY=VALUE"),
+        (("--set", "one=1"), "is not STEP.KEY=VALUE"),
+        (("--set", "one.a=1"), "names no key of one.a"),
+        (("--set", "one.a.with=1", "--set", "one.a.with.n=1"), "gives with a value that is no object"),
+        (("--set", "two.a.with=1"), "there is no such step or job"),
+        (("--overrides", "[1]"), "gives changes by step"),
+        (("--overrides", "@none.json"), "--overrides @none.json: there is no such file"),
+        (("--profile", "prd"), "did you mean 'prod'?"),
+    ):
+        ended = cli("flow", "run", flow, "--store", "memory://", *words)
+        assert (ended.code, said in ended.err) == (2, True), ended.err
+    first = cli("flow", "run", flow, "--store", cli.url, "--id", "r", "--set", "one.a.with.n=2")
+    again = cli("flow", "run", flow, "--store", cli.url, "--id", "r")
+    assert first.json == again.json
+    assert "was started with another version of the flow, and keeps that" in again.err
+    assert cli("flow", "test", flow).code == 1
+    assert cli("flow", "test", flow, "--profile", "prod").code == 0
+    assert cli("flow", "check", flow, "--profile", "prd").code == 2
+    cli.write("perdure.yaml", "flows: {profile: prod}\n")
+    assert run() == [{"text": "prod", "n": 1}, "prod"]

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.authoring.flow.formatting import as_yaml, formatted
-from perdure.authoring.flow.importing import made
-from perdure.authoring.flow.tree import Mark, Problems, read
+from perdure.authoring.flow.tree import Mark, Problems, made, read
 from perdure.errors import FlowInvalid, UsageError
 from perdure.flow import load_flow
 from tests.flow.test_fuzz import PIECES, SEED

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure import FlowInvalid, UsageError
 from perdure.authoring.flow import expressions
+from perdure.authoring.flow.definition import FLOW_KEYS, STEP_KEYS
 from perdure.authoring.flow.tree import Item, Problems, read
 from perdure.flow import flow_schema, load_flow
 from tests.flow.writing import flow_of, problems_of
@@ -196,57 +199,115 @@ def test_what_steps_refer_to_is_checked_with_the_column_in_the_expression(tmp_pa
     assert any("this is no expression: it ends too early" in line for line in found)
 
 
+STEP = {"id": "a", "use": "value", "with": 1}
+STEPS = {"perdure": 1, "name": "t", "steps": [STEP]}
+JOB = {"id": "j", "steps": [{**STEP, "on_no_data": "skip_job"}]}
+JOBS = {"perdure": 1, "name": "t", "jobs": [JOB]}
+FIRES = {"every": "6h"}
+DB = {"db": {"host": "h", "any": {"x": 1}, "user": {"env": "U", "default": 1}, "pw": {"secret": "S"}}}
+MAP = {"over": [1], "as": "one", "limit": 2, "tolerate": "1%", "on_error": "none"}
+# The parts of a flow, a step, a job and others, with values that are right and values that are wrong.
+FLOW_PARTS: dict[str, tuple[list[Any], list[Any]]] = {
+    "perdure": ([1], [2, "1", None, True]),
+    "name": (["a", "a.b-c", "1a", "_"], [3, "", "a b", "a/b", "perdure.x", None]),
+    "version": (["3"], [3]),
+    "description": (["d"], [3, None]),
+    "inputs": (
+        [{}, {"x": "string", "y": {"type": "integer", "default": 3}}, {"x": {"schema": {"enum": [1]}}}],
+        [{"x": "strin"}, {"1x": "string"}, [], {"x": 1}],
+    ),
+    "variables": (
+        [{"x": 3, "y": {"env": "Y"}, "z": {"secret": "Z"}, "w": {"default": None, "description": "d"}, "l": []}],
+        [{"x": {"envi": "Y"}}, {"x": {"env": 1}}, [], {"x y": 1}],
+    ),
+    "resources": ([{}, DB], [[], {"db": 1}, {"d b": {}}, {"db": {"a b": 1}}, {"db": {"x": {"env": "U", "more": 1}}}]),
+    "schemas": ([{}, {"D": {"type": "object"}}], [[]]),
+    "on_failure": (["stop", "continue"], ["halt", 1]),
+    "execution": (["all", "lazy"], ["eager"]),
+    "max_rounds": ([1, 5], [0, "5", True]),
+    "workspace": ([{"root": "w"}, {"root": "w", "cleanup": "never"}], [{}, {"root": 3}, {"root": "w", "cleanup": "l"}]),
+    "output": ([None, 1, {"x": 1}], []),
+    "finally": ([[{**STEP, "id": "z"}]], [[], {}, [{}]]),
+    "schedules": (
+        [[], [FIRES], [{"cron": "0 3 * * *", "timezone": "Europe/Berlin", "input": {}, "overlap": "allow"}]],
+        [{}, [{}], [{**FIRES, "cron": "0 3 * * *"}], [{**FIRES, "overlap": "x"}], [{**FIRES, "jitter": "x"}], [1]],
+    ),
+    "tests": ([[], [{"name": "n", "expect": {}}]], [{}, [{"name": "n"}], [{"name": "n", "expect": {"stat": 1}}]]),
+    "stpes": ([], [[]]),
+}
+STEP_PARTS: dict[str, tuple[list[Any], list[Any]]] = {
+    "id": (["a", "_a1"], ["a b", "1a", "", "vars", "END", 1, None]),
+    "use": (["value"], ["", 1, None]),
+    "with": ([1, {"x": 1}, None], []),
+    "when": (["${{ 1 > 0 }}"], []),
+    "needs": ([[], "b"], [{}, [1]]),
+    "after": ([["b"]], [1]),
+    "retry": ([3, {"attempts": 3, "initial": "1s", "max": 3, "factor": 2, "jitter": True}], [0, "3", {"tries": 1}]),
+    "timeout": ([30, 0.5, "30s", "5 m"], ["soon", -1, [], True]),
+    "on_error": (["fail", "skip", {"value": None}, {"use": "value", "with": 1}], ["ignore", {}, {"with": 1}, 1]),
+    "map": ([{"over": [1]}], [{"ovr": [1]}, [], {"over": [1], "limit": 0}, {"over": [1], "tolerate": -1}]),
+    "repeat": ([{"until": "${{ last > 0 }}", "max": 3}], [{"max": 3}, {"until": "${{ true }}", "max": 0}]),
+    "lock": (["k", {"key": "k", "ttl": "10m", "wait": 3}], [{"ttl": 3}, 1, {"key": "k", "ttl": "x"}]),
+    "must_run": ([True, False], ["yes", 1]),
+    "description": (["d"], [1]),
+    "on_timout": ([], [{"value": 1}]),
+}
+JOB_PARTS: dict[str, tuple[list[Any], list[Any]]] = {
+    "id": (["j"], ["j k", None]),
+    "steps": ([[STEP]], [[], None, {}]),
+    "in_order": ([True, False], ["no", 1]),
+    "needs": ([[]], [1]),
+    "after": ([[]], [{}]),
+    "when": (["${{ 1 > 0 }}"], []),
+    "lock": (["k"], [{}]),
+    "description": (["d"], [1]),
+    "colour": ([], ["red"]),
+}
+
+
+def corpus() -> Iterator[tuple[dict[str, Any], bool]]:
+    """Flows with one part each in every way, and whether they are right."""
+    other = {**STEP, "id": "b"}
+    for number in range(2):
+        right = not number
+        for key, values in FLOW_PARTS.items():
+            for value in values[number]:
+                yield {**STEPS, key: value}, right
+        for key, values in STEP_PARTS.items():
+            for value in values[number]:
+                given = {"with": "${{ item }}"} if key == "map" else {}
+                yield {**STEPS, "steps": [{**STEP, **given, key: value}, other]}, right
+        for key, values in JOB_PARTS.items():
+            for value in values[number]:
+                yield {**JOBS, "jobs": [{**JOB, key: value}]}, right
+    yield {**JOBS, "jobs": [{**JOB, "steps": [{**STEP, "on_no_data": "fail"}]}]}, False
+    yield {**STEPS, "steps": [{**STEP, "with": "${{ one }}", "map": MAP}]}, True
+    yield {**STEPS, "steps": [{"id": "a", "use": "approval", "on_timeout": {"value": 1}, "timeout": "3d"}]}, True
+    yield {**STEPS, "steps": [{"id": "a", "use": "approval", "on_timeout": {}}]}, False
+    yield {**STEPS, "steps": [{"id": "a", "use": "queue:a/b", "queue": "c"}]}, True
+    yield {**STEPS, "steps": [{"id": "a", "use": "queue:a/b", "queue": ""}]}, False
+    yield {**STEPS, "resources": DB, "profiles": {"p": {"resources": {"db": {"host": 1}}}}}, True
+    yield {**STEPS, "profiles": {"p": {"steps": []}}}, False
+    yield {**STEPS, "profiles": []}, False
+    yield {**JOBS, "steps": [STEP]}, False
+    yield {**JOBS, "jobs": []}, False
+    yield {"name": "t", "steps": [STEP]}, False
+    yield {"perdure": 1, "name": "t"}, False
+
+
 def test_the_schema_for_editors_agrees_with_the_reader(tmp_path: Path) -> None:
     import jsonschema_rs
 
-    validator = jsonschema_rs.validator_for(flow_schema())
-    step = {"id": "a", "use": "value", "with": 1}
-    right = {"perdure": 1, "name": "t", "steps": [step]}
-    job = {"id": "j", "steps": [{**step, "on_no_data": "skip_job"}]}
-    jobs = {"perdure": 1, "name": "t", "jobs": [job]}
-    corpus = [
-        right,
-        {**right, "description": "d", "version": "3", "output": "${{ steps.a }}", "on_failure": "continue"},
-        {**right, "inputs": {"x": "string", "y": {"type": "integer", "default": 3}}},
-        {**right, "variables": {"x": 3, "y": {"env": "Y"}, "z": {"secret": "Z"}}},
-        {**right, "steps": [{**step, "retry": {"attempts": 3, "initial": "1s"}, "timeout": 30, "on_error": "skip"}]},
-        {**right, "steps": [{**step, "map": {"over": [1], "limit": 2, "tolerate": "1%"}, "with": "${{ item }}"}]},
-        {**jobs, "finally": [step], "workspace": {"root": "w", "cleanup": "always"}},
-        {**jobs, "jobs": [{**job, "in_order": False, "lock": "a", "when": "${{ 1 > 0 }}", "needs": [], "after": []}]},
-        {**right, "steps": [{**step, "lock": {"key": "a", "ttl": "10m", "wait": 3}}]},
-        {**jobs, "steps": [step]},
-        {**jobs, "jobs": []},
-        {**jobs, "jobs": [{**job, "in_order": "no"}]},
-        {**jobs, "jobs": [{**job, "colour": "red"}]},
-        {**jobs, "jobs": [{"id": "j"}]},
-        {**right, "finally": []},
-        {**right, "workspace": {"root": 3}},
-        {**right, "workspace": {"root": "w", "cleanup": "later"}},
-        {**right, "steps": [{**step, "lock": {"ttl": 3}}]},
-        {**jobs, "jobs": [{**job, "steps": [{**step, "on_no_data": "fail"}]}]},
-        {**right, "name": 3},
-        {**right, "perdure": 2},
-        {**right, "steps": []},
-        {**right, "stpes": []},
-        {**right, "inputs": {"x": "strin"}},
-        {**right, "inputs": {"1x": "string"}},
-        {**right, "variables": {"x": {"envi": "Y"}}},
-        {**right, "steps": [{**step, "use": ""}]},
-        {**right, "steps": [{**step, "id": "a b"}]},
-        {**right, "steps": [{**step, "id": "vars"}]},
-        {**right, "steps": [{**step, "timeout": "soon"}]},
-        {**right, "steps": [{**step, "on_error": "ignore"}]},
-        {**right, "steps": [{**step, "map": {"ovr": [1]}}]},
-        {**right, "steps": [{**step, "retry": {"attempts": 0}}]},
-        {key: value for key, value in right.items() if key != "perdure"},
-    ]
-    for number, one in enumerate(corpus):
+    validator, keys = jsonschema_rs.validator_for(flow_schema()), set[str]()
+    for one, right in corpus():
         try:
             flow_of(tmp_path, json.dumps(one), "flow.json")
             reads = True
         except FlowInvalid:
             reads = False
-        assert reads == validator.is_valid(one) == (number < 9), one
+        assert (reads, validator.is_valid(one)) == (right, right), one
+        keys |= {*one, *(key for step in one.get("steps", ()) if isinstance(step, dict) for key in step)}
+    assert not {*FLOW_KEYS, *STEP_KEYS} - keys - {"on_no_data"}, "there is an example of each key"
 
 
 def test_the_hash_is_of_what_a_flow_says_and_not_of_how_it_is_written(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_what_is_wrong_with_repeat(tmp_path: Path) -> None:
       - {id: d, use: value, repeat: {max: 2}}
     """
     assert problems_of(tmp_path, text) == [
-        "4:36 error F011 there is no 'last' to refer to here; there is env, input, jobs, run, secrets, steps, vars",
+        "4:36 error F011 there is no 'last' to refer to here; there is env, input, jobs, resources, run, secrets, "
+        "steps, vars",
         "5:36 error F012 'b' is this step: its result in the last round is `last`",
         "5:65 warning F009 yes is text here; write true, false, null or a number, or quote it",
         "5:65 error F010 until is an expression: write until: ${{ ... }}",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -13,6 +11,7 @@ from perdure.authoring.flow.components import Component, Components, NoComponent
 from perdure.cli.exits import Problem
 from perdure.cli.options import AsJson, settings
 from perdure.cli.output import clean, first_line, table, write_json
+from perdure.cli.targets import search_here
 from perdure.config import Flows
 from perdure.kernel.values.codec import Codec
 from perdure.stored import access
@@ -49,8 +48,7 @@ def show(name: Annotated[str, Parameter(help="A component, as `use:` names it.")
 
 
 def _components() -> Components:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as for flows: what is allowed may be here
+    search_here()
     found = access(settings().flows or Flows())
     return Components(found.allowed, found.components, "", _no_files, _no_definition)
 

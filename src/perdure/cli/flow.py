@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -12,7 +13,8 @@ from perdure.authoring.graph.diagram import Format
 from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, BatchOptions, Inputs, Limit, Out, StoreUrl, Tolerate, settings
 from perdure.cli.output import clean, note, write_json
-from perdure.cli.targets import load_flow_file, resolve
+from perdure.cli.overriding import overridden
+from perdure.cli.targets import load_flow_file, resolve, search_here
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 from perdure.flow import flow_schema
@@ -23,6 +25,7 @@ app.command("perdure.cli.flow_stored:deploy", name="deploy", sort_key=10, help="
 app.command("perdure.cli.flow_files:import_", name="import", sort_key=9, help="Translate a flow of another engine.")
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
+Profile = Annotated[str | None, Parameter(help="The profile of the flow; otherwise the settings say.")]
 
 
 @app.command(sort_key=1)
@@ -30,13 +33,14 @@ def check(
     files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
     /,
     *,
+    profile: Profile = None,
     json: AsJson = False,
 ) -> int:
     """Tell everything that is wrong with flows, each problem with its file, line and column. It runs nothing.
 
     Ends with 0 when there is nothing but warnings, and with 2 otherwise.
     """
-    found = [problem for file in files for problem in _problems(file)]
+    found = [problem for file in files for problem in _problems(file, profile)]
     if json:
         write_json({"files": len(files), "problems": [_plain(problem) for problem in found]})
     else:
@@ -54,6 +58,14 @@ def run(
     *,
     id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
     input: Annotated[str | None, Parameter(help="Inputs, as a JSON object.", allow_leading_hyphen=True)] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="STEP.KEY=VALUE: another value in a step of this run; may be repeated."),
+    ] = None,
+    overrides: Annotated[
+        str | None, Parameter(help="Changes of steps of this run, by step: JSON, @file.json, or - for stdin.")
+    ] = None,
+    profile: Profile = None,
     inputs: Inputs = None,
     limit: Limit = None,
     tolerate: Tolerate = None,
@@ -65,12 +77,17 @@ def run(
 
     Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
     --input: an object with the inputs by name; @file.json reads it from a file, - from stdin. With --inputs, it runs
-    once for each line of a file: a batch.
+    once for each line of a file: a batch. --set book.timeout=5s, or extract.pull.timeout=5s in a flow with jobs: JSON,
+    or else text.
     """
     from perdure.cli.run import perform
 
     batch = BatchOptions(inputs, limit, tolerate, out)
-    flow, module = resolve(file)
+    _, module = resolve(file)
+    flow = load_flow_file(file, profile)
+    if set or overrides is not None:
+        flow = overridden(flow, set or [], overrides)
+    module = replace(module, programs={file: flow})
     return perform(flow, module, f"flow run {shlex.quote(file)}", id, input, store, json, {}, batch)
 
 
@@ -79,6 +96,7 @@ def run_cases(
     files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
     /,
     *,
+    profile: Profile = None,
     json: AsJson = False,
 ) -> int:
     """Run the tests in flows, with the results that they give to steps, and without waiting for sleeps.
@@ -87,7 +105,11 @@ def run_cases(
     """
     from perdure.testing.flows import run_tests
 
-    outcomes = [outcome for file in files for outcome in asyncio.run(run_tests(file, settings().flows or Flows()))]
+    allowed = settings().flows or Flows()
+    if profile is not None:
+        allowed = replace(allowed, profile=profile)
+    search_here()
+    outcomes = [outcome for file in files for outcome in asyncio.run(run_tests(file, allowed))]
     failed = sum(1 for outcome in outcomes if outcome.flaws)
     if json:
         write_json({"tests": outcomes, "failed": failed})
@@ -118,9 +140,9 @@ def schema() -> None:
     write_json(flow_schema())
 
 
-def _problems(file: str) -> tuple[FlowProblem, ...]:
+def _problems(file: str, profile: str | None) -> tuple[FlowProblem, ...]:
     try:
-        return load_flow_file(file).warnings
+        return load_flow_file(file, profile).warnings
     except FlowInvalid as error:
         return error.problems
 

@@ -24,6 +24,7 @@ def deploy(
     files: Annotated[list[str], Parameter(help="Flows, or folders of them.")],
     /,
     *,
+    profile: Annotated[str | None, Parameter(help="The profile of the flows; otherwise the settings say.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
@@ -35,7 +36,7 @@ def deploy(
     flows, problems = list[Flow](), list[FlowProblem]()
     for path in paths:
         try:
-            flows.append(load_flow_file(path))
+            flows.append(load_flow_file(path, profile))
         except FlowInvalid as error:
             problems += error.problems
     if problems:

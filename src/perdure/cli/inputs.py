@@ -39,14 +39,14 @@ def _misfit(program: Program, error: TypeError, given: str | None, is_object: bo
     return f"{message}; a list passes arguments by position (to pass one list: --input '[[...]]')"
 
 
-def read(given: str) -> Any:
-    """The JSON value of `--input`: literal, in a file (`@file.json`), or on stdin (`-`)."""
-    text, where = given, "--input"
+def read(given: str, option: str = "--input") -> Any:
+    """The JSON value of an option: literal, in a file (`@file.json`), or on stdin (`-`)."""
+    text, where = given, option
     if given == "-":
         text, where = sys.stdin.read(), "stdin"
     elif given.startswith("@"):
         where = given[1:]
-        text = _file(where)
+        text = _file(where, option)
     return parse(text, where)
 
 
@@ -60,16 +60,16 @@ def parse(text: str, where: str) -> Any:
         raise Problem(f"{where} is nested too deeply") from error
 
 
-def _file(path: str) -> str:
+def _file(path: str, option: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except FileNotFoundError as error:
-        raise Problem(f"--input @{path}: there is no such file") from error
+        raise Problem(f"{option} @{path}: there is no such file") from error
     except UnicodeDecodeError as error:
-        raise Problem(f"--input @{path}: it is not text in UTF-8 (byte {error.start})") from error
+        raise Problem(f"{option} @{path}: it is not text in UTF-8 (byte {error.start})") from error
     except OSError as error:
-        raise Problem(f"--input @{path}: {error.strerror}") from error
+        raise Problem(f"{option} @{path}: {error.strerror}") from error
 
 
 def _invalid(text: str, where: str, error: json.JSONDecodeError) -> str:

@@ -205,6 +205,8 @@ class Task:
             )
         if msgspec.json.decode(wanted.encode(wanted.program, engine.codec)) != existing.input:
             note(f"run {existing.id!r} exists already, with another input; it keeps that, and --input is ignored")
+        if self._program.definition and existing.version != self._program.version:
+            note(f"run {existing.id!r} was started with another version of the flow, and keeps that")
 
     def _report(self, result: RunResult[Any], view: RunView, steps: Sequence[StepView], output: bytes) -> None:
         if self._json:

@@ -113,14 +113,20 @@ def load(place: str) -> Target:
     )
 
 
-def load_flow_file(file: str) -> Flow:
+def search_here() -> None:
+    """Let functions of flows be found in the current directory, as modules are."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def load_flow_file(file: str, profile: str | None = None) -> Flow:
     """The flow in a file, which may use what the settings allow. Raises FlowInvalid."""
     from perdure.flow import load_flow
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as for modules: what is allowed may be here
+    search_here()
     allowed = settings().flows or Flows()
-    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell)
+    chosen = allowed.profile if profile is None else profile
+    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell, profile=chosen)
 
 
 def flow_files(place: str) -> list[str]:

@@ -51,7 +51,7 @@ STARTED, READ_CLOCK = ".started_at", "run.started_at"
 UNTIL = ".until"
 # And in the name of what runs if it fails.
 ON_ERROR = ".on_error"
-ROOTS = ("input", "steps", "jobs", "vars", "env", "run", "secrets")
+ROOTS = ("input", "steps", "jobs", "vars", "resources", "env", "run", "secrets")
 # Of a run, what is no part of RUN.
 _RUN = {"started_at": STARTED, "workspace": WORKSPACE, "status": STATUS}
 # Items of a map are never run in chunks: expressions take the list of results, and not a reference to it.
@@ -103,12 +103,32 @@ class Scope:
         if root == "run":
             self._check(reference, name, self._run_keys(), "F013", "value of a run")
             return (self._at(_RUN[name]), path[1:]) if name in _RUN else (self._at(RUN), path)
+        if root == "resources":
+            name = self._of_resource(reference, name)
+            one = all_variables(self._flow)[name]
+            return self._at(VARIABLES if one.env else CONSTANTS), (name, *path[2:])
         if root == "env":
-            named = {one.env: variable for variable, one in self._flow.variables.items() if one.env}
+            named = {one.env: variable for variable, one in all_variables(self._flow).items() if one.env}
             self._check(reference, name, named, "F013", "variable of the environment")
             return self._at(VARIABLES), (named[name], *path[1:])
         self._check(reference, name, self._flow.variables, "F013", "variable")
         return self._at(VARIABLES if self._flow.variables[name].env else CONSTANTS), path
+
+    def _of_resource(self, reference: Reference, name: str) -> str:
+        """The name among all variables of a value of a resource."""
+        self._check(reference, name, self._flow.resources, "F013", "resource")
+        known, key = self._flow.resources[name], reference.path[1] if len(reference.path) > 1 else ""
+        if not isinstance(key, str) or not key:
+            listed = ", ".join(known)
+            raise Wrong("F011", reference.at, f"name what of resources.{name} is meant: {listed}")
+        self._check(reference, key, known, "F013", f"value of resources.{name}")
+        return f"{name}.{key}"
+
+    def parts(self, reference: Reference) -> list[str] | None:
+        """What an expression refers to that names a whole resource: its values, which may be secrets."""
+        if reference.root != "resources" or len(reference.path) != 1 or reference.path[0] not in self._flow.resources:
+            return None
+        return list(self._flow.resources[str(reference.path[0])])
 
     def _step(self, reference: Reference, name: str) -> tuple[int, Path]:
         flow, job = self._flow, self._job
@@ -142,14 +162,17 @@ class Scope:
 
     def secret(self, reference: Reference) -> str | None:
         """The name of the secret that it refers to; None if it is none. Raises Wrong."""
-        variables = self._flow.variables
+        variables = all_variables(self._flow)
         name = str(reference.path[0]) if reference.path else ""
-        if reference.root == "vars" and name in variables and variables[name].secret:
+        length = 1
+        if reference.root == "resources" and len(reference.path) > 1:
+            name, length = f"{name}.{reference.path[1]}", 2
+        if reference.root in ("vars", "resources") and name in variables and variables[name].secret:
             name = variables[name].secret
         elif reference.root != "secrets":
             return None
         self._check(reference, name, [one.secret for one in variables.values() if one.secret], "F013", "secret")
-        if len(reference.path) > 1:
+        if len(reference.path) > length:
             raise Wrong("F014", reference.at, "a secret is text, and has no parts")
         if not self._secrets:
             raise Wrong("F014", reference.at, "secrets are used in `with` of steps alone, and not in what runs keep")
@@ -164,6 +187,12 @@ class Scope:
         if name not in known:
             shown = f"unknown {what} {name!r} in ${{{{ {reference.text} }}}}"
             raise Wrong(code, reference.at, f"{shown}; {did_you_mean(name, known)}")
+
+
+def all_variables(flow: FlowDef) -> dict[str, VariableDef]:
+    """The variables of a flow, and the values of its resources, each as `resource.key`."""
+    inside = {f"{name}.{key}": one for name, values in flow.resources.items() for key, one in values.items()}
+    return {**flow.variables, **inside}
 
 
 def _roots(root: str, more: Iterable[str]) -> str:
@@ -208,7 +237,7 @@ class Compiler:
             self._with_program(draft, job, *jobs[job.id], used) for draft, job in zip(found, flow.jobs, strict=True)
         ]
         if VARIABLES in used:
-            drafts.append(_variables(flow.variables))
+            drafts.append(_variables(all_variables(flow)))
         if STARTED in used:
             drafts.insert(0, _clock())
         if WORKSPACE in used:

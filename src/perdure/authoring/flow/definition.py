@@ -152,6 +152,8 @@ class FlowDef(msgspec.Struct, frozen=True):
     mark: Mark
     inputs: dict[str, InputDef]
     variables: dict[str, VariableDef]
+    # By resource and key.
+    resources: dict[str, dict[str, VariableDef]]
     schemas: dict[str, Any]
     steps: tuple[StepDef, ...]
     jobs: tuple[JobDef, ...]
@@ -168,8 +170,9 @@ class FlowDef(msgspec.Struct, frozen=True):
     lazy: bool
     # How often a step is repeated at most, unless it says so.
     max_rounds: int
-    # The tree without places, descriptions and what does not matter for a run.
+    # The tree without places, descriptions and what does not matter for a run; and the places of what is left.
     canonical: dict[str, Any]
+    places: list[int]
 
 
 FLOW_KEYS = {
@@ -179,6 +182,8 @@ FLOW_KEYS = {
     "description": "What the flow is for.",
     "inputs": "What the flow is started with: a type or a JSON Schema for each name.",
     "variables": "Fixed values, variables of the environment, and secrets.",
+    "resources": "Variables that belong together, such as the host, user and password of a database.",
+    "profiles": "Other values of variables and resources, by the name of a profile: --profile NAME chooses one.",
     "schemas": "JSON Schemas that others refer to, as {$ref: '#/schemas/NAME'}.",
     "steps": "What is done. A step runs when all that it refers to has ended.",
     "jobs": "In place of steps: groups of steps. A job runs when the jobs have ended that it needs or refers to.",
@@ -225,6 +230,7 @@ WORKSPACE_KEYS = ("root", "cleanup")
 CLEANUPS = ("on_success", "always", "never")
 # How long a lock outlives a run whose process died.
 LOCK_TTL = 30.0
+PROFILE_KEYS = ("variables", "resources")
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
 REPEAT_KEYS = ("until", "max")
 # How often a step is repeated at most, unless the flow says so.
@@ -248,4 +254,4 @@ TEST_KEYS = ("name", "input", "mock", "expect")
 EXPECT_KEYS = ("status", "output", "skipped", "error")
 STATUSES = ("succeeded", "failed", "waiting")
 # What makes no difference to a run.
-LEFT_OUT = frozenset({"description", "tests", "schedules"})
+LEFT_OUT = frozenset({"description", "tests", "schedules", "profiles"})

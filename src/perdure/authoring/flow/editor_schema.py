@@ -47,6 +47,18 @@ def schema() -> dict[str, Any]:
     held: dict[str, Any] = {"key": text, "ttl": length, "wait": length}
     lock = {"anyOf": [text, _object(held, ("key",))]}
     variable: dict[str, Any] = {"default": {}, "env": name, "secret": name, "description": text}
+    variables: dict[str, Any] = {
+        "type": "object",
+        "propertyNames": name,
+        "additionalProperties": {"if": {"type": "object"}, "then": _object(variable)},
+    }
+    said = {"type": "object", "anyOf": [{"required": ["env"]}, {"required": ["secret"]}]}
+    resource = {
+        "type": "object",
+        "propertyNames": name,
+        "additionalProperties": {"if": said, "then": _object(variable)},
+    }
+    resources = {"type": "object", "additionalProperties": resource}
     used: dict[str, Any] = {"type": "string", "minLength": 1}
     step: dict[str, Any] = {
         "id": {**name, "not": {"enum": sorted(RESERVED)}},
@@ -102,7 +114,7 @@ def schema() -> dict[str, Any]:
     when = {"oneOf": [{"required": ["cron"]}, {"required": ["every"]}]}
     flow: dict[str, Any] = {
         "perdure": {"const": VERSION},
-        "name": {"type": "string", "pattern": f"^{PROGRAM.pattern}$", "maxLength": 100},
+        "name": {"type": "string", "pattern": rf"^(?!perdure\.){PROGRAM.pattern}$", "maxLength": 100},
         "version": text,
         "description": text,
         "inputs": {
@@ -110,10 +122,12 @@ def schema() -> dict[str, Any]:
             "propertyNames": name,
             "additionalProperties": {"anyOf": [{"enum": list(TYPES)}, {"type": "object"}]},
         },
-        "variables": {
+        "variables": variables,
+        "resources": {**resources, "propertyNames": name},
+        "profiles": {
             "type": "object",
             "propertyNames": name,
-            "additionalProperties": {"if": {"type": "object"}, "then": _object(variable)},
+            "additionalProperties": _object({"variables": variables, "resources": resources}),
         },
         "schemas": {"type": "object"},
         "steps": steps,

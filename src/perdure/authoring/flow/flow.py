@@ -19,17 +19,18 @@ from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import Value, input_by_name
-from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler
+from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler, all_variables
 from perdure.authoring.flow.components import Components, NoComponent, ShownComponents
 from perdure.authoring.flow.definition import FlowDef, InputDef
 from perdure.authoring.flow.format import read_flow
 from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
+from perdure.authoring.flow.overrides import Overrides, overridden, with_profile
 from perdure.authoring.flow.schemas import flaw, whole_schema
-from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, read
+from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, put_places, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.config import Flows
-from perdure.errors import FlowProblem, NotDecodable
+from perdure.errors import FlowInvalid, FlowProblem, NotDecodable, UsageError
 from perdure.kernel.commands import UNDECODED, Command
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted
 from perdure.kernel.hints import did_you_mean
@@ -41,8 +42,10 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 
 _NUMBERS = itertools.count()
-# The key of a definition under which those of the flows in it are.
-INSIDE = ""
+# The keys of a definition under which those of the flows in it are, where it stood in its file, and what was changed in
+# it for some runs. No flow has keys of these names.
+INSIDE, PLACES, OVERRIDES = "", "@", "+"
+_KEPT = (INSIDE, PLACES, OVERRIDES)
 # How deep flows may be that steps of others have made.
 MOST_LEVELS = 5
 
@@ -106,7 +109,7 @@ class Flow(DataflowProgram):
         self.name, self.file, self.access = definition.name, file, access
         self._inputs, self._schemas = definition.inputs, definition.schemas
         # What its runs keep: places, comments and descriptions do not matter, and the flows in it are part of it.
-        self.definition = _defined(definition.canonical, programs) if stored is None else stored
+        self.definition = _defined(definition, programs, file) if stored is None else stored
         if len(self.definition) > MOST_BYTES:
             problems.add(definition.mark, "F008", f"with the flows in it, it is larger than {MOST_BYTES:,} bytes")
             problems.stop()
@@ -126,7 +129,8 @@ class Flow(DataflowProgram):
         self.types = tuple((f"={name}", Any) for name in self._inputs)
         self.defaults = {name: one.default for name, one in self._inputs.items() if not one.required}
         self.__name__ = self.__qualname__ = self.name
-        fixed = {name: one.default for name, one in definition.variables.items() if not one.env and not one.secret}
+        variables = all_variables(definition)
+        fixed = {name: one.default for name, one in variables.items() if not one.env and not one.secret}
         self._constants = Raw(msgspec.json.encode(fixed))
         self._defaults = {
             name: Raw(msgspec.json.encode(one.default)) for name, one in self._inputs.items() if one.has_default
@@ -139,6 +143,23 @@ class Flow(DataflowProgram):
 
     def __repr__(self) -> str:
         return f"<flow {self.name} {self.version}>"
+
+    def override(self, overrides: Overrides) -> Flow:
+        """The same flow with changes of its steps, for a run of it: `engine.start(flow.override({...})(date=...))`.
+
+        By step, as `book`, or in a flow with jobs as `extract.pull`: an object is a merge patch, such as
+        `{"timeout": "5s"}`, and a list a JSON patch. Runs record it with their definition. Raises FlowInvalid.
+        """
+        if not self.definition:
+            raise UsageError("a flow of a test is not overridden")
+        data = msgspec.json.decode(self.definition)
+        return define(msgspec.json.encode({**data, OVERRIDES: [*data.get(OVERRIDES, ()), overrides]}), self.access)
+
+    @property
+    def overrides(self) -> list[Overrides]:
+        """What was changed in it by `override`, in order."""
+        found: list[Overrides] = msgspec.json.decode(self.definition or b"{}").get(OVERRIDES, [])
+        return found
 
     @property
     def inputs(self) -> Mapping[str, InputDef]:
@@ -238,15 +259,26 @@ class Flow(DataflowProgram):
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
 
 
-def _defined(canonical: dict[str, Any], programs: Mapping[str, Program]) -> bytes:
+def _defined(definition: FlowDef, programs: Mapping[str, Program], file: str) -> bytes:
     """A definition, with those of the flows in it; of programs that are code, the version."""
     inner = {use: Raw(one.definition) if one.definition else one.version for use, one in programs.items()}
-    return msgspec.json.encode({**canonical, INSIDE: inner})
+    where = {"file": file, "places": definition.places}
+    return msgspec.json.encode({**definition.canonical, INSIDE: inner, PLACES: where})
 
 
 def version_of(definition: bytes) -> str:
-    """The version of a definition: its hash, in which the order of keys does not matter."""
-    return sha256(msgspec.json.encode(msgspec.json.decode(definition), order="sorted")).hexdigest()[:16]
+    """The version of a definition: its hash, in which places and the order of keys do not matter."""
+    return sha256(msgspec.json.encode(_placeless(msgspec.json.decode(definition)), order="sorted")).hexdigest()[:16]
+
+
+def _placeless(data: Any) -> Any:
+    """A definition without places, also of the flows in it."""
+    if not isinstance(data, dict):
+        return data
+    found = {key: value for key, value in data.items() if key != PLACES}
+    if isinstance(found.get(INSIDE), dict):
+        found[INSIDE] = {use: _placeless(one) for use, one in found[INSIDE].items()}
+    return found
 
 
 def load(path: str, access: Access, mocks: Mapping[str, Any] | None = None) -> Flow:
@@ -258,20 +290,43 @@ def load(path: str, access: Access, mocks: Mapping[str, Any] | None = None) -> F
     return _Files(access, root).load(path, os.path.realpath(path), mocks)
 
 
-def define(definition: bytes, access: Access, file: str = "") -> Flow:
-    """The flow of a definition that was stored. Raises FlowInvalid; no file is read. `file`: how errors name it."""
-    problems = Problems(file or version_of(definition))
-    data = msgspec.json.decode(definition)
-    flows = data.pop(INSIDE, None) if isinstance(data, dict) else None
+class _Stored(msgspec.Struct):
+    """What a definition has besides the flow itself."""
+
+    flows: dict[str, Any] = msgspec.field(default_factory=dict, name=INSIDE)
+    places: _Where = msgspec.field(default_factory=lambda: _Where(), name=PLACES)
+    overrides: list[dict[str, Any]] = msgspec.field(default_factory=list, name=OVERRIDES)
+
+
+class _Where(msgspec.Struct):
+    """The file that it was read from, and the places in that."""
+
+    file: str = ""
+    places: list[int] = msgspec.field(default_factory=list)
+
+
+def define(definition: bytes, access: Access) -> Flow:
+    """The flow of a definition that was stored, or that a step has made. Raises FlowInvalid; no file is read."""
+    problems = Problems(version_of(definition))
+    try:
+        stored = msgspec.json.decode(definition, type=_Stored)
+        data = {key: one for key, one in msgspec.json.decode(definition).items() if key not in _KEPT}
+    except msgspec.ValidationError as error:
+        raise FlowInvalid([FlowProblem(problems.file, 1, 1, "F002", f"this is no definition: {error}")]) from None
+    flows, problems.file = stored.flows, stored.places.file or problems.file
 
     def load(path: str) -> Flow:
-        found = flows.get(f"flow:{path}") if isinstance(flows, dict) else None
+        found = flows.get(f"flow:{path}")
         if not isinstance(found, dict):
             raise NoComponent("F023", f"the flow {path} is not a part of this definition, and files are not read here")
         inner = msgspec.structs.replace(access, folder=os.path.dirname(os.path.join(access.folder, path)))
-        return define(msgspec.json.encode(found), inner, f"{problems.file}/{path}")
+        return define(msgspec.json.encode(found), inner)
 
-    read_back = read_flow(read(msgspec.json.encode(data), "definition.json", problems), problems)
+    tree = read(msgspec.json.encode(data), "definition.json", problems)
+    put_places(tree, stored.places.places)
+    tree = overridden(tree, stored.overrides, problems)
+    problems.stop()
+    read_back = read_flow(tree, problems)
     return _flow(read_back, access, load, problems, stored=definition)
 
 
@@ -283,8 +338,9 @@ def _flow(
     mocks: Mapping[str, Any] | None = None,
     stored: bytes | None = None,
 ) -> Flow:
-    names = {name for one in definition.variables.values() for name in (one.env, one.secret) if name}
-    for one in definition.variables.values():
+    variables = all_variables(definition).values()
+    names = {name for one in variables for name in (one.env, one.secret) if name}
+    for one in variables:
         for name in (one.env, one.secret):
             if name and access.names is not None and name not in access.names:
                 problems.add(one.mark, "F023", f"{name} may not be used here: the flow around it does not have it")
@@ -320,7 +376,8 @@ class _Files:
             data = opened.read(MOST_BYTES + 1)
         self._loaded[file] = None
         try:
-            definition = read_flow(native(read(data, problems.file, problems), problems), problems)
+            root = native(read(data, problems.file, problems), problems)
+            definition = read_flow(with_profile(root, self._access.allowed.profile, problems), problems)
             folder = os.path.dirname(shown)
             access = msgspec.structs.replace(self._access, folder=folder)
             found = _flow(definition, access, partial(self._beside, folder), problems, mocks)

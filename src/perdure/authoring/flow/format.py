@@ -17,6 +17,7 @@ from perdure.authoring.flow.definition import (
     MAP_KEYS,
     MOST_ROUNDS,
     NAME,
+    PROFILE_KEYS,
     PROGRAM,
     REPEAT_KEYS,
     RESERVED,
@@ -45,7 +46,7 @@ from perdure.authoring.flow.definition import (
 )
 from perdure.authoring.flow.scheduled import tried
 from perdure.authoring.flow.schemas import flaw, validator
-from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.authoring.flow.tree import Item, Mark, Problems, fields, places
 from perdure.errors import UsageError
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.policies.durations import ENDLESS, UNITS, duration, parse_duration
@@ -88,6 +89,7 @@ class _Reader:
                 root.keys["perdure"], "F006", "`perdure: 1` comes first, so that a reader knows the rest"
             )
         self._keys(root, FLOW_KEYS, "a flow", ("name",))
+        self._get(root, "profiles", lambda item: self._profiles(item, root))
         jobs = "jobs" in root.value
         if jobs and "steps" in root.value:
             add(root.keys["jobs"], "F005", "a flow has steps or jobs, and not both")
@@ -103,11 +105,13 @@ class _Reader:
         ids, self._ids = self._ids, {}
         final = self._final(root, ids, jobs)
         self._known = {*ids, *(f"{job.id}.{id}" for job in found for id in job.ids), *self._ids}
+        canonical = _canonical(root.plain())
         return FlowDef(
             name,
             root.mark,
             inputs,
             self._named(root, "variables", self._variable),
+            self._resources(root),
             schemas,
             steps,
             found,
@@ -120,7 +124,8 @@ class _Reader:
             self._get(root, "on_failure", lambda item: self._one_of(item, ("stop", "continue"))) or "stop",
             self._get(root, "execution", lambda item: self._execution(item, jobs)) or False,
             self._get(root, "max_rounds", lambda item: self._count(item, 1)) or MOST_ROUNDS,
-            _canonical(root.plain()),
+            canonical,
+            places(root, canonical),
         )
 
     # --- parts ------------------------------------------------------------------------------------------------------
@@ -183,10 +188,46 @@ class _Reader:
         env, secret = self._get(item, "env", self._name) or "", self._get(item, "secret", self._name) or ""
         if secret and ("default" in item.value or env):
             self._problems.add(item.mark, "F002", "a secret has no default and no env: its name is all there is")
-        elif not secret and not env and "default" not in item.value:
+        elif not item.value.keys() & {"secret", "env", "default"}:
             self._problems.add(item.mark, "F006", "a variable needs a default, an env, or a secret")
         default = item.value.get("default")
         return VariableDef(default is not None, default and default.plain(), env, secret, item.mark)
+
+    def _resources(self, root: Item) -> dict[str, dict[str, VariableDef]]:
+        names = fields(root.value.get("resources"))
+        found = self._named(root, "resources", lambda item: item if self._is_object(item, "a resource") else None)
+        return {name: self._named(root.value["resources"], name, self._of_resource) for name in found if name in names}
+
+    def _of_resource(self, item: Item) -> VariableDef | None:
+        """A value of a resource, of which any object may be one that says neither env nor secret."""
+        if isinstance(item.value, dict) and not item.value.keys() & {"env", "secret"}:
+            return VariableDef(True, item.plain(), "", "", item.mark)
+        return self._variable(item)
+
+    def _profiles(self, item: Item, root: Item) -> None:
+        """Note what is wrong with profiles, also with those that are not chosen."""
+        for name in self._named(root, "profiles", lambda one: one if self._is_object(one, "a profile") else None):
+            profile = item.value[name]
+            self._keys(profile, PROFILE_KEYS, "a profile")
+            known = fields(root.value.get("variables"))
+            self._check_known(fields(profile.value.get("variables")), profile, "variables", known)
+            self._named(profile, "variables", self._variable)
+            resources = fields(root.value.get("resources"))
+            for key, one in self._check_known(
+                fields(profile.value.get("resources")), profile, "resources", resources
+            ).items():
+                self._check_known(fields(one), profile.value["resources"], key, fields(resources[key]))
+            self._resources(profile)
+
+    def _check_known(
+        self, given: dict[str, Item], holder: Item, key: str, known: Mapping[str, Item]
+    ) -> dict[str, Item]:
+        """What is known of it; all else is noted."""
+        keys = holder.value[key].keys if given else {}
+        for name in given.keys() - known.keys():
+            hint = did_you_mean(name, known)
+            self._problems.add(keys.get(name, holder.mark), "F013", f"the flow itself has no {name!r} here; {hint}")
+        return {name: one for name, one in given.items() if name in known}
 
     def _steps(self, root: Item, key: str = "steps", of: str = "a flow") -> tuple[StepDef, ...]:
         item = root.value.get(key)
@@ -383,7 +424,7 @@ class _Reader:
         if item is None or not self._is_list(item, "schedules"):
             return ()
         found: dict[str, ScheduleDef] = {}
-        places: dict[str, Mark] = {}
+        ids: dict[str, Mark] = {}
         for one in item.value:
             if not self._is_object(one, "a schedule"):
                 continue
@@ -397,7 +438,7 @@ class _Reader:
                 given = tried(input, self._problems, whole)
                 if given is not None:
                     self._check_given(given, input, inputs, schemas)
-            if id is not None and (first := places.setdefault(id, one.value["id"].mark)) is not one.value["id"].mark:
+            if id is not None and (first := ids.setdefault(id, one.value["id"].mark)) is not one.value["id"].mark:
                 self._duplicate(id, one.value["id"].mark, first)
             if (schedule := self._schedule(one, whole, input)) is not None:
                 found[whole] = schedule

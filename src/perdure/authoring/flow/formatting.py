@@ -33,6 +33,8 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
             "schedules": "schedule",
             "tests": "test",
             "variables": "variables",
+            "resources": "resources",
+            "profiles": "profiles",
             "workspace": "workspace",
         },
     ),
@@ -48,6 +50,9 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "test": (definition.TEST_KEYS, {"expect": "expect"}),
     "expect": (definition.EXPECT_KEYS, {}),
     "variables": ((), {"": "variable"}),
+    "resources": ((), {"": "variables"}),
+    "profiles": ((), {"": "profile"}),
+    "profile": (definition.PROFILE_KEYS, {"variables": "variables", "resources": "resources"}),
     "variable": (definition.VARIABLE_KEYS, {}),
 }
 # These are written in lines of their own, however short they are.

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from perdure.authoring.flow.definition import RESERVED, VERSION
 from perdure.authoring.flow.expressions import KEYWORDS, Path
-from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.authoring.flow.tree import Item, Problems, made, text
 
 Engine = Literal["stepflow", "aetherflow"]
 # Something that is not translated, and something that is left out or called otherwise.
@@ -55,34 +55,6 @@ def native(root: Item, problems: Problems) -> Item:
 
 
 # --- trees ----------------------------------------------------------------------------------------------------------
-
-
-def text(value: str, mark: Mark) -> Item:
-    """A text that stands for something at a place."""
-    return Item(value, mark, -1)
-
-
-def made(value: Any, mark: Mark) -> Item:
-    """The tree of a plain value, all at one place; what is an item already stays as it is."""
-    if isinstance(value, Item):
-        return value
-    if isinstance(value, Mapping):
-        item = Item({key: made(one, mark) for key, one in value.items()}, mark)
-        item.keys = {key: one.mark for key, one in item.value.items()}
-        return item
-    if isinstance(value, list | tuple):
-        return Item([made(one, mark) for one in value], mark)
-    return text(value, mark) if isinstance(value, str) else Item(value, mark)
-
-
-def fields(item: Item | None) -> dict[str, Item]:
-    """The fields of an object; none of what is no object."""
-    return item.value if item is not None and isinstance(item.value, dict) else {}
-
-
-def elements(item: Item | None) -> list[Item]:
-    """The elements of a list; none of what is no list."""
-    return item.value if item is not None and isinstance(item.value, list) else []
 
 
 def literal(item: Item) -> Item:

@@ -13,21 +13,17 @@ from perdure.authoring.flow.importing import (
     LEFT_OUT,
     TODO,
     Names,
-    elements,
     escaped,
-    fields,
     head,
     inside,
     literal,
     lone,
-    made,
     path_text,
     program_name,
     quoted,
-    text,
     todo_name,
 )
-from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.authoring.flow.tree import Item, Mark, Problems, elements, fields, made, text
 
 _TOKEN = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(?::([^{}]*))?\}\}")
 # Variables that a journal must not hold.

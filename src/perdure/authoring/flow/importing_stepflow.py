@@ -14,20 +14,16 @@ from perdure.authoring.flow.importing import (
     LEFT_OUT,
     TODO,
     Names,
-    elements,
     escaped,
-    fields,
     head,
     inside,
     literal,
     lone,
-    made,
     path_text,
     program_name,
-    text,
     todo_name,
 )
-from perdure.authoring.flow.tree import Item, Mark, Problems
+from perdure.authoring.flow.tree import Item, Mark, Problems, elements, fields, made, text
 from perdure.authoring.flow.values import stepflow_path
 
 # The input of a flow that has no names for its parts.

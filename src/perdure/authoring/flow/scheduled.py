@@ -33,6 +33,9 @@ class _Scope:
             raise Wrong("F013", reference.at, f"{shown}; {did_you_mean(str(name), KEYS)}")
         return 0, reference.path
 
+    def parts(self, reference: Reference) -> None:
+        """None: a tick has no such parts."""
+
     def secret(self, reference: Reference) -> None:
         """None: an input is kept."""
         if reference.root == "secrets":

@@ -99,7 +99,15 @@ def _command(argv: Sequence[Any] | str, shell: bool) -> list[str]:
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | {name: str(value) for name, value in given.items()}
+    return kept | {name: _text_of(value, f"the variable {name}") for name, value in given.items()}
+
+
+def _text_of(value: Any, what: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise UsageError(f"{what} of a command is text, a number, true or false, not {value!r:.80}")
+    return str(value)
 
 
 def _checked(success: Mapping[str, Any]) -> Mapping[str, Any]:

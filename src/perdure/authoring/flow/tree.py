@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
@@ -58,6 +58,61 @@ class Item:
     def at(self, offset: int) -> Mark:
         """The place of a character of a text."""
         return self.mark if self.quoted < 0 else Mark(self.mark.line, self.mark.column + self.quoted + offset)
+
+
+def text(value: str, mark: Mark) -> Item:
+    """A text that stands for something at a place."""
+    return Item(value, mark, -1)
+
+
+def made(value: Any, mark: Mark) -> Item:
+    """The tree of a plain value, all at one place; what is an item already stays as it is."""
+    if isinstance(value, Item):
+        return value
+    if isinstance(value, Mapping):
+        item = Item({key: made(one, mark) for key, one in value.items()}, mark)
+        item.keys = {key: one.mark for key, one in item.value.items()}
+        return item
+    if isinstance(value, list | tuple):
+        return Item([made(one, mark) for one in value], mark)
+    return text(value, mark) if isinstance(value, str) else Item(value, mark)
+
+
+def fields(item: Item | None) -> dict[str, Item]:
+    """The fields of an object; none of what is no object."""
+    return item.value if item is not None and isinstance(item.value, dict) else {}
+
+
+def elements(item: Item | None) -> list[Item]:
+    """The elements of a list; none of what is no list."""
+    return item.value if item is not None and isinstance(item.value, list) else []
+
+
+def places(item: Item, plain: Any) -> list[int]:
+    """The places of what is left of a tree in a plain value, in order: line, column, and what `quoted` says."""
+    found: list[int] = []
+    work: list[tuple[Item, Any]] = [(item, plain)]
+    while work:
+        one, left = work.pop()
+        found += [*one.mark, one.quoted]
+        if isinstance(left, dict):
+            work += reversed([(one.value[key], value) for key, value in left.items()])
+        elif isinstance(left, list):
+            work += reversed(list(zip(one.value, left, strict=True)))
+    return found
+
+
+def put_places(item: Item, found: Sequence[int]) -> None:
+    """Give a tree the places that it had when they were told: see `places`."""
+    work, number = [item], 0
+    while work and number + 3 <= len(found):
+        one = work.pop()
+        one.mark, one.quoted = Mark(found[number], found[number + 1]), found[number + 2]
+        number += 3
+        if isinstance(one.value, dict):
+            work += reversed(list(one.value.values()))
+        elif isinstance(one.value, list):
+            work += reversed(one.value)
 
 
 class Problems:

@@ -46,6 +46,10 @@ class Scope(Protocol):
         """The name of the secret that it refers to; None if it is none. Raises Wrong."""
         ...
 
+    def parts(self, reference: Reference) -> list[str] | None:
+        """The keys of an object that it refers to, each of which is looked up by itself; None if it is no such one."""
+        ...
+
 
 class Missing(Exception):
     """What a value needs does not exist; `slot` is its position among the given values."""
@@ -183,6 +187,9 @@ def _expression(text: str, item: Item, offset: int, scope: Scope, problems: Prob
         problems.add(item.at(offset + wrong.at), wrong.code, str(wrong))
         return _fixed(None)
     slots: list[tuple[int, Path]] = []
+    keys = scope.parts(expression.references[0]) if expression.lone else None
+    if keys is not None:
+        return _joined([_expression(f"{text.strip()}.{key}", item, offset, scope, problems) for key in keys], keys)
     for reference in expression.references:
         try:
             name = scope.secret(reference)
