@@ -340,7 +340,7 @@ class Counts:
 
 async def count(names: Iterable[str] = WORKLOADS) -> dict[str, tuple[Counts, Counts]]:
     """Count workloads at both of their sizes. Takes the threads of all stores of this process away."""
-    database.ThreadPoolExecutor = OnTheLoop  # type: ignore[attr-defined, assignment]
+    database.Pool = OnTheLoop  # type: ignore[attr-defined, assignment]
     memory = Memory()
     programs = Programs(memory.mark)
 
