@@ -172,7 +172,7 @@ class Engine(Client):
             self._programs.add(program)
         self._stream_mode = stream_mode(stream)
         self.resources = resources_of(resources)
-        """What the steps of this engine look up by name."""
+        """The resources of this engine's steps, by name."""
         self._check_rules()
         if recovery.lease is None and leases is None and opened.url.startswith(EMBEDDED):
             recovery = replace(recovery, lease=EMBEDDED_LEASE)

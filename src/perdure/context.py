@@ -1,4 +1,4 @@
-"""What the code of a workflow body or a step can read about its run. Changes nothing."""
+"""The context of a run, for the code of its body and its steps. Changes nothing."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class StoreClient:
 
     @property
     def watch(self) -> RunWaiters:
-        """Who waits for which run."""
+        """The waits of callers for runs to end."""
         self.check_open()
         assert self._watch is not None
         return self._watch

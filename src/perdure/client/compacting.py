@@ -14,7 +14,7 @@ from perdure.ports.journal import Appended
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """How large a journal was and is. With `dry_run`: would be."""
+    """The size of a journal before and after. With `dry_run`: as it would be."""
 
     id: str
     events_before: int

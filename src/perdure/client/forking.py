@@ -164,7 +164,7 @@ class Forks:
         end: int | None,
         now: float,
     ) -> tuple[Sequence[str], list[Batch]]:
-        """What runs again with these values, and the journal of the next incarnation."""
+        """The ops that run again with these values, and the journal of the next incarnation."""
         found = ops(batches)
         began = {path: one.began for path, one in found.items() if end is None or one.began < end}
         again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()

@@ -1,4 +1,4 @@
-"""What callers send to runs: signals, answers, cancels, pauses."""
+"""Send messages to runs: signals, answers, cancellations, pauses."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def _key(given: str | None, what: str) -> str:
 def _unless_own(
     verdict: Accepted | Duplicate | NotFound | Finished, given: str | None
 ) -> Accepted | Duplicate | NotFound | Finished:
-    """What to answer: a Duplicate of an id that was generated here is this call's own retried write, and accepted."""
+    """The answer for the caller: a Duplicate of a generated id is this call's own retried write, and was accepted."""
     return Accepted() if isinstance(verdict, Duplicate) and not given else verdict
 
 
@@ -312,7 +312,7 @@ def _check_signal(wait: OpenOp, payload: bytes, name: str) -> None:
 
 
 def _misfit(wait: OpenOp, value: bytes) -> tuple[str, str] | None:
-    """Where a value does not fit what a run waits for, and why.
+    """Where a value does not fit an open wait, and why.
 
     The code of the run decides, where an engine has it in memory: it may have changed since the wait was opened.
     """

@@ -44,7 +44,7 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What is gone; with `dry_run`: what would be.
+    """What was removed; with `dry_run`: what would be.
 
     `bytes` are those of the journals of `runs`, `blob_bytes` those of `blobs`. A dry run cannot tell which blobs
     nothing would refer to any more: it counts those that nothing refers to already.

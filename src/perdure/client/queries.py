@@ -1,4 +1,4 @@
-"""What callers read of runs: views, lists, steps, journals, streams."""
+"""Read runs: views, lists, steps, journals, streams."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ class Queries:
         return states
 
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
-        """What surrounds these runs, with one query of each kind that is needed."""
+        """The surroundings of these runs, with one query of each kind that is needed."""
         now = self._base.clock.now()
         newest: dict[str, str] = {}
         for run in runs:
@@ -316,7 +316,7 @@ class Queries:
         return list(found.values()), len(before) < QUEUED_READ
 
     async def _holders(self, keys: set[str]) -> dict[str, str]:
-        """Who holds these locks, as people know them, by the keys of their leases."""
+        """The holders of these locks, as shown to people, by the keys of their leases."""
         held = [lock for lock in await self._base.locks.list() if lock.key in keys] if keys else []
         return {lease_key(lock.key): f"run {lock.id}" if lock.id else lock.owner for lock in held}
 
@@ -692,7 +692,7 @@ class Queries:
         return await self._base.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
 
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
-        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step."""
+        """The chunks of a step, from number `start` on and as they are committed; ends with the step."""
         run, _ = await self._base.require(id)
         async for chunk in self.stream_run(run, step, start, goes_on=run.id == id):
             yield chunk

@@ -88,7 +88,7 @@ class Rebuilder:
     async def _rebuilt(
         self, run_id: str, batches: Sequence[Batch] | Exception, dry_run: bool, report: RebuildReport
     ) -> list[Difference]:
-        """Where the rows of a journal differed from it."""
+        """The differences between a journal and its rows, which are mended unless `dry_run`."""
         for _ in range(TRIES):
             if isinstance(batches, Exception):
                 raise batches

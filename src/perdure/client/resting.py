@@ -133,7 +133,7 @@ class Rest:
 
 
 async def _first(waits: Iterable[Coroutine[Any, Any, bool]]) -> bool:
-    """What the first of several waits gives."""
+    """The result of the first of several waits that ends."""
     tasks = [asyncio.ensure_future(one) for one in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -300,7 +300,7 @@ class Schedules:
 
 
 class _Opening(msgspec.Struct, frozen=True):
-    """What the run of a schedule is started with: the arguments of its program."""
+    """The arguments of the run of a schedule."""
 
     id: str
     definition: Definition

@@ -63,7 +63,7 @@ class Signatures:
         return next(iter(self._known(program).values()), None)
 
     def _known(self, program: str) -> dict[str, Signature]:
-        """What the program takes, by worker; empty unless all that may have it say so."""
+        """The signature of a program, by worker; empty unless all workers that may have it publish one."""
         found: dict[str, Signature] = {}
         for name, said in self._workers.items():
             if said is None:

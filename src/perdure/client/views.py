@@ -1,4 +1,4 @@
-"""What callers see of runs and steps: plain data, read-only."""
+"""Views of runs and steps for callers: plain data, read-only."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ class StepView:
     """Whether its outcome was recorded before the present owner claimed the run, or before a fork: the program got it
     from the journal, and the step was not executed again."""
     chunks: tuple[Any, ...] = ()
-    """What it has shown so far and not taken back by a restart."""
+    """The chunks that it has emitted since its last restart."""
     stream: StreamView | None = None
-    """How its stream stands; None when it has shown nothing."""
+    """The state of its stream; None if it has emitted nothing."""
     skipped_by: str | None = None
     """For a node of a graph that was skipped or blocked, which has no attempts: the op that is the reason, or `when`
     for its own condition."""
@@ -247,7 +247,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """What a resting run asks for: an `approval` or a `signal`, by its `kind`.
+    """A request of a resting run: an `approval` or a `signal`, by its `kind`.
 
     `payload` is what people are shown, `schema` the JSON Schema of the answer; for a graph that is known here, the
     payload as the type that it was, and the type of the answer. `path` tells it from others of the same
@@ -298,7 +298,7 @@ class RunResult(Generic[R]):
 
     @property
     def suspend_payload(self) -> Any:
-        """What the first question shows: the `request` of its approval."""
+        """The payload of the first question: the `request` of its approval."""
         return self.interrupts[0].payload if self.interrupts else None
 
     @property
@@ -443,7 +443,7 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
 def interrupts(
     state: RunState, program: Program | None, codec: Codec, chunks: Sequence[OpenChunk] = ()
 ) -> tuple[Interrupt, ...]:
-    """What a run, its children and its chunks ask for, in order; with the types that the program has for it."""
+    """The requests of a run, its children and its chunks, in order, with the types that the program has for them."""
     return tuple(
         _interrupt(one.state, path, one.scope, program, codec)
         for one in (OpenChunk("", state), *chunks)
@@ -477,7 +477,7 @@ def _wait_view(path: str, op: OpenOp) -> WaitView:
 
 
 def approval_views(row: RunRow, state: RunState, now: float) -> list[ApprovalView]:
-    """What a run asks, in the order it asked."""
+    """The open approvals of a run, in the order it asked."""
     views = []
     for path, op in state.ops.items():
         asked = op.opened

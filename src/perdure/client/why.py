@@ -44,7 +44,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What surrounds a run: live orchestrators and their programs, holders of locks, queued runs."""
+    """The surroundings of a run: live orchestrators and their programs, holders of locks, queued runs."""
 
     now: float
     orchestrators: Mapping[str, Lease]
@@ -79,7 +79,7 @@ class World:
         return f"no worker has `{program}`{which} (alive: {some_of(sorted(self.orchestrators))})"
 
     def versions(self, program: str, queue: str) -> str:
-        """Which live orchestrators that may take a run have which versions of its program; empty if none has it."""
+        """The versions of a program that the live orchestrators have, in words; empty if none has it."""
         return versions_at({name: self.registered.get(name) for name in self.orchestrators}, program, queue)
 
 

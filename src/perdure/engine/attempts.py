@@ -131,7 +131,7 @@ class Attempts:
         return bool(self.running or self.calls or self.storing)
 
     def tasks(self) -> list[asyncio.Future[Any]]:
-        """What to wait for until the next attempt ends."""
+        """The futures of the running attempts."""
         return [attempt.task for attempt in self.running.values() if attempt.task is not None]
 
     # --- planned, and begun after the commit ----------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Locker:
         return key in self._holds and self._holds[key].owner == owner
 
     async def owner(self, key: str) -> str | None:
-        """Who holds a lock now, here or elsewhere."""
+        """The owner of a lock, here or elsewhere."""
         lease = await self._leases.get(lease_key(key), self._clock.now())
         return None if lease is None else lease.owner
 

@@ -239,7 +239,7 @@ def serve(connection: Connection) -> None:
 
 
 def _why_unsent(value: object, error: BaseException) -> tuple[str, str]:
-    """Where in a value the part is that cannot be pickled, and why."""
+    """The path of the part of a value that cannot be pickled, and the reason."""
     try:
         Codec().encode(value, "")
     except NotSerializable as refused:

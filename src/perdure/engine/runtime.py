@@ -1,4 +1,4 @@
-"""What every driver of an engine shares."""
+"""The services that all drivers of an engine share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Services:
-    """What every driver of an engine shares."""
+    """The services that all drivers of an engine share."""
 
     codec: Codec
     clock: Clock
@@ -39,7 +39,7 @@ class Services:
     on_abandoned: Callable[[str, str], None]
     # Called with a program that has a structure, when a child of it begins.
     on_structure: Callable[[Program], None]
-    # What children run.
+    # Loads the programs of children.
     programs: DefinedPrograms
     # The default stream mode.
     stream: StreamMode = IMMEDIATE

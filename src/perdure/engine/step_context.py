@@ -1,4 +1,4 @@
-"""What a step can know about the attempt it is in, and what it can emit before that ends."""
+"""The context of an attempt, for its step: what it can read, and what it can emit before it ends."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class StepContext:
 
     @property
     def chunks(self) -> list[Any]:
-        """What earlier attempts emitted and is still valid. An attempt that reads it continues from there."""
+        """The valid chunks of earlier attempts. An attempt that reads them continues from there."""
         return self.channel(".chunks").chunks()
 
     def restart(self) -> None:

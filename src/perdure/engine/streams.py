@@ -115,7 +115,7 @@ class Channel:
                 self._schedule()
 
     def chunks(self) -> list[Any]:
-        """What earlier attempts have emitted; an attempt that asks continues from there."""
+        """The valid chunks of earlier attempts; an attempt that reads them continues from there."""
         with self._lock:
             self._looked = True
             before = list(self._before)

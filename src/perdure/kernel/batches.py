@@ -27,13 +27,13 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class FailedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands for the result of a row that failed."""
+    """The entry for a row that failed, in place of its result."""
 
     error: Failure
 
 
 def failed_row(failure: Failure) -> bytes:
-    """What stands for the result of a row that failed, encoded."""
+    """The entry for a row that failed, encoded."""
     return msgspec.json.encode(FailedRow(Failure(failure.type, failure.message)))
 
 

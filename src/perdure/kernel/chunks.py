@@ -30,7 +30,7 @@ OPEN_CHUNKS = 8
 
 
 class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a chunk runs: `count` items from number `first` on, at most `window` at a time, `batch` of them at once.
+    """The input of a chunk: `count` items from number `first` on, at most `window` at a time, `batch` of them at once.
 
     `over` are the values that the items take one of each, as lists, and `arguments` those that all of them take. The
     chunk fails if more than `most` items do.

@@ -354,7 +354,7 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
 
     @property
     def person(self) -> str:
-        """Who answered or refused; empty without a name."""
+        """The person who answered or refused; empty without a name."""
         return self.by.partition(":")[2]
 
 
@@ -581,7 +581,7 @@ StepOutcome = StepSucceeded | StepFailed | StepSkipped
 
 
 class Trait(Flag):
-    """What is true of every event of a class, for the modules that treat classes of events alike."""
+    """Properties of the classes of events, for modules that treat several classes alike."""
 
     # A client may append it. All others are appended by the owner, which has read the events before.
     OUTSIDE = auto()

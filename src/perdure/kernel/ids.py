@@ -91,7 +91,7 @@ def check_asked_id(id: str) -> str:
 
 
 def flaw_of(key: object, limit: int) -> str | None:
-    """What is wrong with a name, to follow it in a sentence; None if it is valid."""
+    """The flaw of a name, worded to follow it in a sentence; None if it is valid."""
     if not isinstance(key, str):
         return f"is not a string but of type {type(key).__name__}"
     if not key:
@@ -191,7 +191,7 @@ def derived_uuid(run_id: str, op: str) -> UUID:
 
 
 def address(child: str, name: str) -> str:
-    """Where a signal of this name goes: names hold no slash, and a child's op path goes before it."""
+    """The address of signals of a name: the name, which holds no slash, after the op path of the child."""
     return f"{child}/{name}" if child else name
 
 

@@ -1,4 +1,4 @@
-"""What to run: a program and its arguments."""
+"""Invocations: a program with its arguments, not started."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, gc=False):
-    """What to record, and what to do once it is durable."""
+    """Events to record, and actions for when they are durable."""
 
     events: list[AnyEvent]
     calls: list[Call]
@@ -472,7 +472,7 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
 
 
 def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: int) -> Plan:
-    """What is due at `now`: timers, retries within the concurrency limit, the deadline of the run."""
+    """Plan all that is due at `now`: timers, retries within the concurrency limit, the deadline of the run."""
     result = Plan([], [], [])
     if state.finished is not None or state.parked is not None or state.started is None:
         return result
@@ -515,7 +515,7 @@ def expire(state: RunState, now: float) -> Plan:
 
 
 def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
-    """How a new owner handles attempts that were running when the previous owner died.
+    """Plan what a new owner does about attempts that were running when the previous owner died.
 
     Such an attempt is counted and made again under the same idempotency key; one that must not run twice is declared
     unknown, which the program gets as an error.
@@ -545,7 +545,7 @@ def _try_again(op: str, open_op: OpenOp, command: RunStep, result: Plan) -> None
 def failed(
     state: RunState, call: Call, error: Failure, retryable: bool, now: float
 ) -> AttemptFailed | StepFailed | StepSkipped:
-    """What follows a failed attempt: a retry, the fallback, or the failure of the step."""
+    """The event for a failed attempt: a retry follows, or the fallback, or the step has failed."""
     command = call.command
     spec = command.spec
     open_op = state.ops[command.op]

@@ -1,4 +1,4 @@
-"""What can be run: the protocol that a new kind of program implements. Describes, never executes."""
+"""Programs: the protocol that a new kind of program implements. Describes, never executes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ByReference(Protocol):
 
 
 class Dataflow(Protocol):
-    """What depends on what in the runs of a program whose ops have no order but that of their values.
+    """The dependencies between the ops of a run, for a program in which only values order the ops.
 
     Ops are given by path, with the numbers of the events that began them.
     """
@@ -107,7 +107,7 @@ class Defined(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Program(Protocol):
-    """What can be run: a workflow in code, a graph, a flow. Derive from this class.
+    """A program: a workflow in code, a graph, a flow. Derive from this class.
 
     A new kind of program must answer three things: its `name`, its `version`, and `open()`, a fresh state machine for
     one run. Everything else has an answer here that means "not known": each one that a program gives adds something.
@@ -198,7 +198,7 @@ class Program(Protocol):
         return NO_SOURCE
 
     def lost_step(self, name: str, source: str = "") -> OpView | None:
-        """What its code calls in place of a step, if that is not a step: replay would perform it again.
+        """The function that its code calls in place of a recorded step, if that is no step: replay would call it again.
 
         `source`: the line of the recorded call.
         """

@@ -68,7 +68,7 @@ class RunRow(msgspec.Struct, frozen=True):
 
 
 class Kind(Enum):
-    """What a column holds."""
+    """The kind of value in a column."""
 
     TEXT = auto()
     INTEGER = auto()

@@ -331,7 +331,7 @@ def chunks(batches: Iterable[Batch], op: str) -> list[ChunkRecord]:
 
 
 def op_statuses(batches: Iterable[Batch]) -> dict[str, str]:
-    """What a journal says of each op: of steps, gates, questions, conditions and child runs."""
+    """The status of each op in a journal: steps, gates, questions, conditions and child runs."""
     found: dict[str, str] = {}
     for event in events_in(batches):
         match event:

@@ -1,4 +1,4 @@
-"""What an orchestrator reports to its engine, and what it notes for its own service loops."""
+"""Callbacks of an orchestrator to its engine, and notes for its own service loops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Observer:
 
 
 class Wakeups:
-    """What happened to runs and concerns the service loops. The loops wait for the events, and read the rest."""
+    """Notes for the service loops about what happened to runs. The loops wait for the events, and read the rest."""
 
     def __init__(self) -> None:
         # Something below has changed.

@@ -81,7 +81,7 @@ from perdure.ports.journal import Full
 
 
 class Residency(Enum):
-    """Where a run is."""
+    """The state of a run in this process."""
 
     ABSENT = "absent"
     STARTING = "starting"
@@ -168,7 +168,7 @@ class IllegalTransition(AssertionError):
 
 
 class RunSlot:
-    """What this process has of one run."""
+    """The state of one run, with its driver and waiters."""
 
     __slots__ = ("accepted", "admitted", "again", "caught_up", "driver", "run_id", "state", "suspect", "until")
 

@@ -56,7 +56,7 @@ class OrchestratorConfig:
 
 
 class Session:
-    """What the parts of an orchestrator share."""
+    """Shared by the parts of an orchestrator."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class SweepConfig:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep did: due timers, ticks of schedules, new runs and orphans."""
+    """The counts of a sweep: due timers, ticks of schedules, new runs and orphans."""
 
     timers: int = 0
     schedules: int = 0

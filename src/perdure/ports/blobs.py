@@ -23,7 +23,7 @@ class Blobs(Protocol):
 
 
 def verified(blob_id: str, data: object) -> bytes | None:
-    """What a store has read of a blob, if there is one; raises Corrupt when it is not what was put."""
+    """The bytes of a blob as a store has read them; raises Corrupt if they are not what was put."""
     if data is None:
         return None
     if not isinstance(data, bytes) or id_of(data) != blob_id:

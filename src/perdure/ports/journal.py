@@ -58,7 +58,7 @@ class Full(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a journal ends."""
+    """The end of a journal."""
 
     next_seq: int
     at: float
@@ -130,7 +130,7 @@ class Journal(Protocol):
         """The next number of each of these journals that exists."""
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends, or None when it does not exist."""
+        """The end of the journal, or None when it does not exist."""
 
 
 async def append_all(journal: Journal, appends: Sequence[Append]) -> Sequence[Outcome]:

@@ -1,4 +1,4 @@
-"""Who may try to advance a run. The journal decides who may write."""
+"""Leases decide which orchestrator may try to advance a run. The journal decides which may write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def part_prefix(name: str, digest: str) -> str:
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an orchestrator publishes about itself. As JSON it is the owner of a lease, so that one read returns both.
+    """The published facts about an orchestrator. As JSON they are the owner of a lease, so that one read returns both.
 
     `programs` are the names of its programs, or None when there are too many. `serves` are the queues that it serves
     exclusively, or None. `lease` is how long its name stays taken after its last heartbeat. `signatures` is the digest

@@ -21,7 +21,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """What an orchestrator has to do next: when a run is due, and which queues have queued runs."""
+    """The next work of an orchestrator: when a run is due, and which queues have queued runs."""
 
     next_due: float | None
     waiting: Sequence[Waiting] = ()

@@ -41,7 +41,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Upkeep(Protocol):
-    """What operators and the engine's maintenance services call. A store does none of it on its own."""
+    """Maintenance, for operators and for services of the engine. A store does none of it on its own."""
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""

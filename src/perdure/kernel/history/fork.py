@@ -57,7 +57,7 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> Raw:
-        """What the event holds."""
+        """The value as the event holds it: null if it is in a blob."""
         return NULL if self.blob else self.data
 
 

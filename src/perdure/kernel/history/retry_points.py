@@ -145,7 +145,7 @@ def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[st
 
 
 class _Ways:
-    """What each scope of a body did after a failure: the run itself, its tasks and its children."""
+    """How each scope of a body continued after a failure: the run itself, its tasks and its children."""
 
     def __init__(self, found: Iterable[Op]) -> None:
         self._began: dict[str, list[tuple[int, str]]] = {}

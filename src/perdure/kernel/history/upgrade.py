@@ -37,7 +37,7 @@ class Fit(StrEnum):
 
 
 class Compatibility(msgspec.Struct, frozen=True):
-    """How one run fits, and the reason if it does not."""
+    """Whether one run fits, and the reason if it does not."""
 
     fit: Fit
     reason: str = ""

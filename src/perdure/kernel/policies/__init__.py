@@ -1,1 +1,1 @@
-"""What callers may choose for a run, a step or a queue, checked and decided."""
+"""The options that callers choose for a run, a step or a queue: checked here, and decided by."""

@@ -23,7 +23,7 @@ class FailedStep:
     attempt: int
     """The number of the fallback's own attempt: one more than the attempts before it."""
     error: BaseException
-    """What the last attempt raised, rebuilt from the journal: the same after a crash."""
+    """The exception of the last attempt, rebuilt from the journal: the same after a crash."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -115,7 +115,7 @@ class _Turns:
 
 
 class QueueReader(Protocol):
-    """What `pick` asks a store about one queue at one moment. Counting may stop at a limit."""
+    """The questions of `pick` to a store, about one queue at one moment. Counting may stop at a limit."""
 
     def running(self, limit: int) -> Awaitable[int]:
         """How many runs have begun and not finished."""

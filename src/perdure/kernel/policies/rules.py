@@ -1,4 +1,4 @@
-"""Which policy a step gets: ordered rules, the first that matches wins. Decides, never executes.
+"""Rules choose the policy of a step: they are ordered, and the first that matches wins. Decides, never executes.
 
 A rule is a matcher and a policy. There are three levels: the rules of a run come before those of its program, and those
 before the engine's, unless a level replaces the ones behind it. The policy of the first match is merged over the step's
@@ -29,7 +29,7 @@ KINDS = ("step", "async", "thread", "cpu", "remote")
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """What a predicate can know about a step."""
+    """A step, as a predicate sees it."""
 
     name: str
     kind: str

@@ -155,7 +155,7 @@ class Programs(Mapping[str, "Program"]):
         return tuple(sorted({*versions, *accepted}, key=version_order))
 
     def taken(self) -> list[str]:
-        """Whose runs can continue here, as stores are asked for them: see `ports.runs.takes`."""
+        """The programs and versions whose runs can continue here, in the form of `ports.runs.takes`."""
         found: list[str] = []
         for name in self:
             if name.startswith(BUILT_IN):
@@ -191,7 +191,7 @@ class Programs(Mapping[str, "Program"]):
         return versions[max(accepting, key=version_order)]
 
     def missing(self, name: str, version: str) -> UnknownProgram | UnknownVersion | None:
-        """What a run of this version lacks here; None if it lacks nothing, or its program is not loaded yet."""
+        """The error for a run of this version that cannot continue here; None if it can, or if that is not known."""
         base = name.removesuffix(BATCH)
         if base in self.defined:
             return self._lacking.get((base, version))

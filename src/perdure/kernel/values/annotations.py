@@ -1,4 +1,4 @@
-"""Which annotations values can be decoded by, and how registered codecs apply to them.
+"""Check the annotations that values are decoded by, and apply registered codecs to them.
 
 msgspec encodes dataclasses, Enums and other types natively, without calling a hook. If a codec is registered for such a
 type, the annotation is rewritten: a stand-in type replaces it, for which msgspec calls the hook. Never decodes itself.
@@ -121,7 +121,7 @@ class Annotations:
         return value
 
     def _list_of(self, element: Any) -> Callable[[bytes], list[Any]]:
-        """What decodes an encoded list of such elements."""
+        """A function that decodes an encoded list of such elements."""
         of: Any = Any if is_plain(element) else self.rewrite(element)
         return msgspec.json.Decoder(list[of], dec_hook=self.make).decode
 

@@ -170,7 +170,7 @@ class Codec:
         return value
 
     def exact(self, data: bytes, value: object, type: Any, what: str) -> bytes:
-        """What to store of a value that was encoded as `data` and decoded by its type: the fields of the type."""
+        """The encoding to store of a value that was decoded by its type: with the fields of the type and no others."""
         return data if self.lost_field(data, type) is None else self.encode(value, what)
 
     def lost_field(self, data: bytes | msgspec.Raw, type: Any) -> LostField | None:

@@ -1,4 +1,4 @@
-"""What a value looked like before its types were changed: without fields that have their defaults, or in another order.
+"""Earlier forms of a value, before its types were changed: without fields that have their defaults, or reordered.
 
 A type that gets a field with a default reads older values, and writes them with the field. An op that was recorded with
 such a value was recorded without the field, and is the same op. So is one whose fields have changed places.
@@ -68,7 +68,7 @@ def _ordered(value: Any, plain: Any, orders: dict[type, list[str]]) -> Any:
 
 
 def _choices(cls: type, spare: set[str]) -> list[set[str]]:
-    """Which fields of a type may be new; none comes first."""
+    """The sets of fields of a type that may be new; the empty set comes first."""
     names = [name for name, _ in _defaults(cls) or ()]
     last = [*takewhile(lambda name: name in spare, reversed(names))]
     ends = [set(last[: count + 1]) for count in range(len(last))]

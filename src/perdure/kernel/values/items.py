@@ -46,7 +46,7 @@ _list = msgspec.json.Decoder(list[Raw]).decode
 
 
 class PartReader(Protocol):
-    """Where the blobs of items are read."""
+    """Reads the blobs of items."""
 
     def read(self, blob: str) -> bytes:
         """The bytes of a blob, for which the thread waits. Raises Corrupt if it is missing."""
@@ -57,7 +57,7 @@ class PartReader(Protocol):
         ...
 
     def elsewhere(self) -> PartReader | None:
-        """What reads them in another process, to which it is sent; None if only this process can."""
+        """A reader that can be sent to another process; None if only this process can read them."""
         ...
 
 
@@ -120,7 +120,7 @@ class Items(Sequence[T], PlainForm, Generic[T]):
 
 
 class _Awaited(AsyncIterator[T]):
-    """What is at hand, for `async for`."""
+    """Values that are in memory, for `async for`."""
 
     __slots__ = ("_source",)
 
@@ -177,7 +177,7 @@ class Unstored(Items[T]):
 
     @property
     def plain(self) -> Any:
-        """What is stored: a reference once they are in a store, all of them otherwise."""
+        """The stored form: a reference once they are in a store, all of them otherwise."""
         return self._whole().plain
 
 
@@ -245,7 +245,7 @@ class Stored(Items[T]):
 
     @property
     def plain(self) -> Any:
-        """What is stored: a reference."""
+        """The stored form: a reference."""
         return {KEY: self.parts} if self.parts else []
 
 

@@ -310,7 +310,7 @@ def _values(taken: Taken, given: Any) -> Any:
 
 
 def _unfit(schema: bytes, value: Any) -> str | None:
-    """What is wrong with a value, and where; None if it fits or cannot be validated."""
+    """Why a value does not fit, and where; None if it fits or cannot be validated."""
     found = misfit(schema, value)
     if found is None:
         return None

@@ -69,7 +69,7 @@ class PlainForm:
 
     @property
     def plain(self) -> Any:
-        """What is stored."""
+        """The list or dict that is stored."""
         raise NotImplementedError
 
     @classmethod
