@@ -108,6 +108,7 @@ def large(doubled: int) -> str:
 
 pipeline = Graph([doubled, by_size, small, large], name="pipeline")
 
+
 @workflow
 async def patient(seconds: float) -> Any:
     await charge(1)
@@ -119,4 +120,16 @@ async def with_graph(amount: int) -> Any:
     return await child(pipeline(amount=amount))
 
 
-PROGRAMS: list[Program] = [order, quick, long_text, waits, fails, streams, looping, shaped, pipeline, patient, with_graph]
+PROGRAMS: list[Program] = [
+    order,
+    quick,
+    long_text,
+    waits,
+    fails,
+    streams,
+    looping,
+    shaped,
+    pipeline,
+    patient,
+    with_graph,
+]
