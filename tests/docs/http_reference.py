@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from perdure.server.app import ROUTES
+from perdure.server.application import ROUTES
 from perdure.server.openapi import openapi
 from perdure.server.routing import Route
 from tests.docs.markdown import ROOT

@@ -38,6 +38,7 @@ COMMANDS = {
     "queues": ("perdure.cli.queues:app", "Show the queues: ls."),
     "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until it is stopped."),
     "serve": ("perdure.cli.serve:serve", "Serve the dashboard and the HTTP API of a store."),
+    "token": ("perdure.cli.tokens:app", "Make, list and revoke tokens of the HTTP API: new, ls, revoke."),
     "orchestrators": ("perdure.cli.orchestrators:app", "Show which orchestrators are alive, and what they own: ls."),
     "schedules": (
         "perdure.cli.schedules:app",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, opened
 from perdure.cli.output import log_to_stderr
 
@@ -13,14 +14,28 @@ from perdure.cli.output import log_to_stderr
 def serve(
     *,
     host: Annotated[str, Parameter(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port to listen on; 0 chooses a free one.")] = 8500,
-    log_level: Annotated[LogLevel, Parameter(help="What it logs to stderr.")] = "info",
+    port: Annotated[int, Parameter(help="The port to listen on; 0 takes one that is free.")] = 8500,
+    allow_host: Annotated[
+        list[str] | None, Parameter(help="A name that the server is reached by; may be repeated.", negative="")
+    ] = None,
+    trusted: Annotated[str, Parameter(help="The addresses of proxies whose headers are believed, with commas.")] = "",
+    trace_url: Annotated[str | None, Parameter(help="Where traces are shown, with {trace_id} in it.")] = None,
+    log_level: Annotated[LogLevel, Parameter(help="How much it logs to stderr.")] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
-    """Serve the dashboard and the HTTP API of a store until Ctrl-C. It executes nothing; workers do."""
+    """Serve the dashboard and the HTTP API of a store until Ctrl-C. It executes nothing: workers do.
+
+    Without a token it listens to this machine alone. Tokens are made with `perdure token new`.
+    """
     from perdure.client.client import Client
-    from perdure.server.serve import serve as run
     from perdure.stored import StoredPrograms
 
+    try:
+        from perdure.server.serve import ServeConfig
+        from perdure.server.serve import serve as run
+    except ModuleNotFoundError as error:
+        raise Problem(f"{error.name} is not installed: pip install 'perdure[server]'") from error
+
     log_to_stderr(log_level)
-    return run(Client(opened(store), structures=StoredPrograms()), host, port)
+    config = ServeConfig(host, port, tuple(allow_host or ()), trusted, trace_url)
+    return run(Client(opened(store), structures=StoredPrograms()), config)

@@ -43,6 +43,7 @@ from perdure.kernel.schedules.schedule import CatchUp, Overlap
 
 if TYPE_CHECKING:
     from perdure.client.bulk_runs import BulkRuns
+    from perdure.client.credentials import Credentials
 
 R = TypeVar("R")
 
@@ -73,6 +74,13 @@ class Client(Reader):
 
         return BulkRuns(self._base, self._queries, self._messages, self._forks, self._starts, self._bulk)
 
+    @property
+    def _credentials(self) -> Credentials:
+        """The tokens of the HTTP API."""
+        from perdure.client.credentials import Credentials
+
+        return Credentials(self._base)
+
     # --- serving ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -89,7 +97,7 @@ class Client(Reader):
         `{trace_id}` in it. Needs `perdure[server]`.
         """
         # By name: the server is outside of the client, and an application without it does not load it.
-        return import_module("perdure.server.app").app(self, access=access, trace_url=trace_url)
+        return import_module("perdure.server.application").app(self, access=access, trace_url=trace_url)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 

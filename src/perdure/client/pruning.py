@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence, Set
@@ -11,11 +12,12 @@ from urllib.parse import quote
 
 from perdure.client.base import StoreClient
 from perdure.client.capsules import Capsules
+from perdure.client.credentials import LINK_SECONDS, SESSION_SECONDS
 from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.chunks import MAP
 from perdure.kernel.events import FINISHED, RunStatus
 from perdure.kernel.history.capsule import encode_capsule
-from perdure.kernel.ids import STORED
+from perdure.kernel.ids import LINK, SESSION, STORED, TOKEN
 from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.start_options import seconds
 from perdure.ports.upkeep import Ended
@@ -28,6 +30,9 @@ BATCH, BATCH_BYTES = 100, 4 * 1024 * 1024
 BLOBS = 100
 # How long a blob without references is kept: a writer may have put it for an event that it is about to append.
 GRACE = 3600.0
+# How long what is stored as a run stays at least: definitions, which any run may need, also one that is yet to come,
+# and tokens for ever; sessions and links until they have expired.
+KEPT = {STORED: math.inf, TOKEN: math.inf, SESSION: SESSION_SECONDS, LINK: LINK_SECONDS}
 NOT_ARCHIVED = "it could not be archived"
 
 Statuses = RunStatus | str | Sequence[RunStatus | str]
@@ -93,8 +98,8 @@ class Pruner:
         cursor, would_go = "", set[str]()
         while page := await self._base.store.upkeep.list_ended(before, sorted(FINISHED), PAGE, cursor):
             cursor = page[-1].run_id
-            # Definitions stay: any run may need them, also one that is yet to come.
-            page = [run for run in page if run.program != STORED]
+            now = self._base.clock.now()
+            page = [run for run in page if now - run.finished_at >= KEPT.get(run.program, 0.0)]
             chunks = [run for run in page if run.program.startswith(MAP)]
             if not items:
                 for some in _portions([run for run in page if run.status in wanted and run not in chunks]):

@@ -39,6 +39,9 @@ BATCH = "[]"
 STORED = "perdure.flow"
 # The program of the runs that do one thing to many others: see client/bulk_runs.py.
 BULK = "perdure.bulk"
+# The programs of the runs that hold credentials: see client/credentials.py. No caller of the HTTP API sees them.
+TOKEN, SESSION, LINK = "perdure.token", "perdure.session", "perdure.link"
+SECRET = (TOKEN, SESSION, LINK)
 # The signal under which a run gets its inputs, unless another name is chosen.
 INPUT = "input"
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 # Loaded when they are first used: `Access` alone needs neither Starlette nor msgspec's schemas.
-_HOMES = {"Access": "perdure.server.access", "app": "perdure.server.app"}
+_HOMES = {"Access": "perdure.server.access", "Tokens": "perdure.server.tokens", "app": "perdure.server.application"}
 
-__all__ = ["Access", "app"]
+__all__ = ["Access", "Tokens", "app"]
 
 if TYPE_CHECKING:
     from perdure.server.access import Access
-    from perdure.server.app import app
+    from perdure.server.application import app
+    from perdure.server.tokens import Tokens
 else:
 
     def __getattr__(name):

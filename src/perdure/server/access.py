@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from starlette.requests import Request
 
 from perdure.errors import UsageError
-from perdure.kernel.ids import BATCH
+from perdure.kernel.ids import BATCH, SECRET
 
 # What a route asks for. `any`: every caller who is let in at all, with whatever permissions.
 Permission = Literal["read", "run", "approve", "debug", "admin", "metrics"]
@@ -62,6 +62,8 @@ class Access:
 
     def sees(self, program: str) -> bool:
         """Whether runs of this program may be seen and told something."""
+        if program in SECRET:
+            return False
         return self.programs is None or program.removesuffix(BATCH) in self.programs
 
 

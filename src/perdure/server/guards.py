@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
+from collections.abc import Collection
 from typing import Protocol
 
 from starlette.requests import Request
@@ -30,6 +31,13 @@ Say who may do what:
 class Guard(Protocol):
     """Decides who a request is from."""
 
+    @property
+    def signs_in(self) -> bool:
+        """Whether browsers sign in here: then the page, which has no data in it, is for everyone."""
+
+    def check(self, request: Request) -> None:
+        """Look at a request of any kind before anything else. Raises a Problem for one that is refused."""
+
     async def admit(self, request: Request) -> Access:
         """Who it is. Raises a Problem for a request that is refused."""
 
@@ -37,8 +45,11 @@ class Guard(Protocol):
 class AskTheHost:
     """Asks the function that the host application gave."""
 
-    def __init__(self, who: Who) -> None:
-        self._who = who
+    def __init__(self, who: Who, *, signs_in: bool = False) -> None:
+        self._who, self.signs_in = who, signs_in
+
+    def check(self, request: Request) -> None:
+        """The host has looked at it."""
 
     async def admit(self, request: Request) -> Access:
         """What the host says."""
@@ -54,11 +65,45 @@ class AskTheHost:
 class ThisMachineOnly:
     """Serves requests that are addressed to this machine and came through no proxy."""
 
+    signs_in = False
+
+    def check(self, request: Request) -> None:
+        """Nothing more than what lets it in."""
+
     async def admit(self, request: Request) -> Access:
         """Everything, to a request from here."""
         if not is_loopback(host_of(request)) or _came_through_a_proxy(request):
             raise Problem(403, "no_access", "this server does not know who you are", hint=UNGUARDED)
         return EVERYTHING
+
+
+class KnownHosts:
+    """Serves requests that are addressed to names that this server has, so that no foreign name leads here (DNS
+    rebinding). Addresses are no names."""
+
+    def __init__(self, guard: Guard, names: Collection[str]) -> None:
+        self._guard, self._names = guard, frozenset(name.lower() for name in names)
+
+    @property
+    def signs_in(self) -> bool:
+        """As the guard behind it."""
+        return self._guard.signs_in
+
+    def check(self, request: Request) -> None:
+        """Refuse a request to another host."""
+        host = host_of(request)
+        if not (is_loopback(host) or host in self._names or _is_address(host)):
+            raise Problem(
+                421,
+                "wrong_host",
+                f"this server is not {host[:100]!r}" if host else "the request names no host, or several",
+                hint="start it with --allow-host for each name that it is reached by",
+            )
+        self._guard.check(request)
+
+    async def admit(self, request: Request) -> Access:
+        """As the guard behind it."""
+        return await self._guard.admit(request)
 
 
 def _came_through_a_proxy(request: Request) -> bool:
@@ -93,6 +138,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(host: str) -> bool:
+    try:
+        _ = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def check_site(request: Request) -> None:
     """Refuse a request with an effect that a page of another site has a browser send.
 
@@ -105,7 +158,8 @@ def check_site(request: Request) -> None:
         if site == "same-origin" or (site == "none" and has_bearer(request)):
             return
         raise _cross_site(f"it comes from another site (Sec-Fetch-Site: {site[:20]})")
-    origin = request.headers.get("origin")
+    origins = request.headers.getlist("origin")
+    origin = origins[0] if len(origins) == 1 else None if not origins else "several"
     if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
         raise _cross_site(f"its Origin is {origin[:100]!r}, and this is {request.headers.get('host', '')[:100]!r}")
 

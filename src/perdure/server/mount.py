@@ -11,7 +11,7 @@ def inner_path(scope: Scope) -> str:
     The mount is the longest end of `root_path` that the path begins with: a host may have put its own prefix before it,
     which a proxy has taken off the path, or may not have taken the mount off it.
     """
-    path: str = scope["path"]
+    path = _as_sent(scope)
     root: str = scope.get("root_path", "").rstrip("/")
     at = 0
     while at < len(root):
@@ -24,9 +24,24 @@ def inner_path(scope: Scope) -> str:
     return path
 
 
+def _as_sent(scope: Scope) -> str:
+    """The path without a slash at its end that a host has added, as Litestar does."""
+    path: str = scope["path"]
+    raw = _raw(scope)
+    return path[:-1] if path.endswith("/") and raw and not raw.endswith(b"/") else path
+
+
+def _raw(scope: Scope) -> bytes:
+    raw: bytes = scope.get("raw_path") or b""
+    return raw.split(b"?")[0]
+
+
 def depth(scope: Scope, inner: str) -> int:
     """How many levels an inner path is below the mount, as the browser counts them: an encoded slash is none."""
-    raw: bytes = scope.get("raw_path") or b""
-    below = inner.count("/")
-    extra = scope["path"].count("/") - raw.split(b"?")[0].count(b"/") if raw else 0
-    return max(0, below - 1 - max(0, extra))
+    return max(0, inner.count("/") - 1 - _raw(scope).lower().count(b"%2f"))
+
+
+def last_part(scope: Scope) -> str:
+    """The last part of the address of a request, to which a relative address can be given."""
+    raw = _raw(scope)
+    return raw.rpartition(b"/")[2].decode("ascii", "replace") if raw else scope["path"].rpartition("/")[2]

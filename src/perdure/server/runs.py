@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from perdure.client.queries import COUNTED
+from perdure.client.queries import COUNTED, RowPage
 from perdure.client.views import Loaded, RunSummary, run_summary
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun
@@ -81,7 +81,10 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     query, service = call.query, call.service
     filter = await run_filter(call)
     after = key_of(query.cursor, query)
-    found = await service.client._queries.page(filter, query.limit, after, call.access.listed)
+    hidden = query.program is not None and not call.access.sees(query.program)
+    found = (
+        RowPage(()) if hidden else await service.client._queries.page(filter, query.limit, after, call.access.listed)
+    )
     why: dict[str, shapes.WhyItem] = {}
     if query.why:
         summaries = [_summary(row, head) for row, head in found.rows]

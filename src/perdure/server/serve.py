@@ -3,22 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
 
 import uvicorn
 
 from perdure.client.client import Client
-from perdure.server.app import app
+from perdure.errors import UsageError
+from perdure.logs import log
+from perdure.server.application import app
+from perdure.server.guards import is_loopback
+from perdure.server.tokens import Tokens
 
 
-def serve(client: Client, host: str, port: int) -> int:
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where the server listens, and whom it believes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8500
+    hosts: Collection[str] = ()
+    """The names that it is reached by, besides those of this machine."""
+    trusted: str = ""
+    """The addresses of proxies whose headers are believed, with commas; `*` for all."""
+    trace_url: str | None = None
+
+
+def serve(client: Client, config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM."""
-    return asyncio.run(_serve(client, host, port))
+    return asyncio.run(_serve(client, config))
 
 
-async def _serve(client: Client, host: str, port: int) -> int:
+async def _serve(client: Client, config: ServeConfig) -> int:
     async with client:
-        config = uvicorn.Config(
-            app(client), host=host, port=port, log_level="warning", lifespan="off", proxy_headers=False
+        tokens = await client._credentials.any("token")
+        if not tokens and not is_loopback(config.host):
+            raise UsageError(
+                f"--host {config.host} would let everyone in who can reach this machine; make a token first: "
+                "perdure token new --name NAME --may read,run,approve"
+            )
+        names = {config.host, socket.gethostname(), *config.hosts}
+        application = app(client, access=Tokens(client) if tokens else None, trace_url=config.trace_url, hosts=names)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                host=config.host,
+                port=config.port,
+                log_level="warning",
+                lifespan="off",
+                proxy_headers=bool(config.trusted),
+                forwarded_allow_ips=config.trusted or None,
+                server_header=False,
+                # Streams end with the server: their clients connect again.
+                timeout_graceful_shutdown=5,
+            )
         )
-        await uvicorn.Server(config).serve()
+        async with _announced(server, config.host, tokens):
+            await server.serve()
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _announced(server: uvicorn.Server, host: str, tokens: bool) -> AsyncIterator[None]:
+    """Say where it listens, once it does."""
+
+    async def announce() -> None:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        who = "for those who have a token" if tokens else "for this machine alone"
+        log.info("perdure serves at http://%s:%d/, %s", shown, port, who)
+
+    task = asyncio.create_task(announce())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -43,6 +43,8 @@ class Service:
         self.viewed = ViewedCapsules(client)
         self.programs = KnownPrograms(client)
         self.openapi: dict[str, Any] = {}
+        # Whether callers present tokens.
+        self.signs_in = False
 
     async def ready(self) -> None:
         """Open the client if its owner has not: an application that was mounted is told of no start."""

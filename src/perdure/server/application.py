@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Any, get_origin, get_type_hints
 
@@ -16,16 +16,31 @@ from starlette.types import Receive, Scope, Send
 from perdure.client.client import Client
 from perdure.errors import UsageError
 from perdure.logs import Log
-from perdure.server import approvals, bulk, capsules, code, journals, live, ops, runs, schedules, system, telling
+from perdure.server import (
+    answering,
+    approvals,
+    bulk,
+    capsules,
+    code,
+    journals,
+    live,
+    ops,
+    runs,
+    schedules,
+    system,
+    telling,
+    tokens,
+)
 from perdure.server.access import Access, Who
-from perdure.server.guards import SAFE, AskTheHost, Guard, ThisMachineOnly, check_site
-from perdure.server.mount import depth, inner_path
+from perdure.server.guards import SAFE, AskTheHost, Guard, KnownHosts, ThisMachineOnly, check_site
+from perdure.server.mount import depth, inner_path, last_part
 from perdure.server.openapi import openapi
 from perdure.server.pages import SECURITY, page, static
 from perdure.server.problems import MEDIA_TYPE, FieldError, Problem, of_validation, problem_of
 from perdure.server.routing import JSON, MIB, Call, Reply, Route, Table
 from perdure.server.service import Service
 from perdure.server.streams import EventStream
+from perdure.server.tokens import Tokens
 
 log = Log("perdure.server")
 
@@ -39,6 +54,8 @@ ROUTES: tuple[Route, ...] = (
     *code.ROUTES,
     *telling.ROUTES,
     *approvals.ROUTES,
+    *answering.ROUTES,
+    *tokens.ROUTES,
     *bulk.ROUTES,
     *capsules.ROUTES,
     *schedules.ROUTES,
@@ -59,6 +76,7 @@ class Server:
         self.service = Service(client, trace_url)
         self.service.openapi = openapi(ROUTES)
         self.guard = guard
+        self.service.signs_in = guard.signs_in
         self.table = Table(ROUTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,6 +100,7 @@ class Server:
 
     async def _answer(self, request: Request, inner: str) -> Any:
         path = inner.removeprefix("/")
+        self.guard.check(request)
         if len(request.url.query) > QUERY_LIMIT or len(path) > QUERY_LIMIT:
             raise Problem(414, "address_too_long", f"the address is longer than {QUERY_LIMIT:,} characters")
         if not path.startswith(API):
@@ -105,6 +124,11 @@ class Server:
     async def _admitted(self, request: Request, route: Route) -> Access:
         if route.open:
             return Access("public", ())
+        return await self._admit(request)
+
+    async def _admit(self, request: Request) -> Access:
+        if self.guard.signs_in:
+            await self.service.ready()  # tokens are in the store
         return await self.guard.admit(request)
 
     async def _check(self, request: Request, route: Route, access: Access) -> None:
@@ -118,7 +142,7 @@ class Server:
             )
 
     async def _not_found(self, request: Request, methods: Any) -> Problem:
-        await self.guard.admit(request)  # only those who are let in learn what there is
+        _ = await self._admit(request)  # only those who are let in learn what there is
         if methods:
             allowed = ", ".join(methods)
             return Problem(405, "method_not_allowed", f"this takes {allowed}", headers={"Allow": allowed})
@@ -126,13 +150,16 @@ class Server:
 
     async def _page(self, request: Request, inner: str, path: str) -> Response:
         """A file of the dashboard, or its page, which finds out itself what its address means."""
+        if path.startswith(answering.PATH):
+            await self.service.ready()
+            return await answering.page(self.service, request, path)
         if request.method not in ("GET", "HEAD"):
             raise Problem(405, "method_not_allowed", "this takes GET, HEAD", headers={"Allow": "GET, HEAD"})
-        await self.guard.admit(request)
+        if not self.guard.signs_in:
+            await self.guard.admit(request)
         if not inner:
             # Without the slash, relative addresses would be beside the mount.
-            last = request.scope["path"].rpartition("/")[2]
-            return Response(status_code=307, headers={"Location": f"{last}/", **SECURITY})
+            return Response(status_code=307, headers={"Location": f"{last_part(request.scope)}/", **SECURITY})
         return static(request, path) or page(depth(request.scope, inner))
 
 
@@ -251,15 +278,22 @@ def _refused(request: Request, inner: str, problem: Problem) -> Response:
         if problem.hint:
             text += f"<pre>{escape(problem.hint)}</pre>"
         return Response(text, problem.status, headers={**SECURITY, **headers}, media_type="text/html")
-    body = problem.body(request.scope["path"])
+    # Relative, as every address: the server need not know what a proxy has taken off.
+    body = problem.body(inner.removeprefix("/"))
     return Response(body, problem.status, headers={**headers, "Content-Type": MEDIA_TYPE})
 
 
-def app(client: Client, *, access: Who | None = None, trace_url: str | None = None) -> Server:
+def app(
+    client: Client, *, access: Who | None = None, trace_url: str | None = None, hosts: Collection[str] | None = None
+) -> Server:
     """An ASGI application over an engine or a client, to be mounted: `app.mount("/flows", app(engine))`.
 
-    `access` is asked who each request is from; without it only requests from this machine are served.
+    `access` is asked who each request is from; without it only requests from this machine are served. `hosts` are the
+    names that the server is reached by, where it is no part of another application.
     """
     if access is not None and not callable(access):
         raise UsageError(f"asgi(access={access!r:.80}): give a function of the request that returns an Access or None")
-    return Server(client, ThisMachineOnly() if access is None else AskTheHost(access), trace_url=trace_url)
+    guard: Guard = ThisMachineOnly()
+    if access is not None:
+        guard = AskTheHost(access, signs_in=isinstance(access, Tokens))
+    return Server(client, guard if hosts is None else KnownHosts(guard, hosts), trace_url=trace_url)
