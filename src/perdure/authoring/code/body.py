@@ -470,7 +470,7 @@ class Body:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise UsageError(
                 f"{where}: {what} is not awaited{more}, so the workflow ends without it; write `await {what}` before "
-                "the end, cancel it, or make it a task where it may be left undone"
+                "the end, cancel it, or make it a task if it may be left unfinished"
             )
 
     def _forgotten(self, after: int, prefix: str) -> Iterator[tuple[int, str, str]]:
