@@ -37,13 +37,13 @@ _HOMES = {
         "perdure.client.locks": ("LockView Locks"),
         "perdure.client.pruning": ("KeptRun PruneReport"),
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
-        "perdure.client.schedules": ("Schedule ScheduleHandle ScheduleView"),
+        "perdure.client.schedules": ("Deployment Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
-            "ApprovalView BatchView Chunk GraphCheckpoint Interrupt ItemView OrchestratorView QueueView RunPage "
-            "RunResult RunSummary RunView StepView StreamView"
+            "ApprovalView AttemptView BatchView Chunk GraphCheckpoint HistogramBucket Interrupt ItemView "
+            "OrchestratorView QueueView RunCount RunPage RunResult RunSummary RunView StepView StreamView WaitView"
         ),
         "perdure.client.why": ("Why"),
-        "perdure.config": ("Limits Queue Rate Recovery Retention"),
+        "perdure.config": ("Flows Limits Queue Rate Recovery Retention"),
         "perdure.context": ("patched resource run_context"),
         "perdure.engine.resources": ("per_process"),
         "perdure.engine.step_context": ("StepContext step_context"),
@@ -69,6 +69,7 @@ _HOMES = {
         "perdure.kernel.policies.fallback": ("FailedStep instead retry_with"),
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation"),
+        "perdure.kernel.values.failures": ("Failure"),
         "perdure.kernel.values.value_versions": ("migrates versioned"),
         "perdure.kernel.policies.policy": ("Policy fast_fail io llm"),
         "perdure.kernel.policies.retry": ("Retry"),

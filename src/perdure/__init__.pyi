@@ -39,25 +39,31 @@ from perdure.client.queries import RunFilters as RunFilters
 from perdure.client.rebuilding import DamagedJournal as DamagedJournal
 from perdure.client.rebuilding import Difference as Difference
 from perdure.client.rebuilding import RebuildReport as RebuildReport
+from perdure.client.schedules import Deployment as Deployment
 from perdure.client.schedules import Schedule as Schedule
 from perdure.client.schedules import ScheduleHandle as ScheduleHandle
 from perdure.client.schedules import ScheduleView as ScheduleView
 from perdure.client.starts import Start as Start
 from perdure.client.views import ApprovalView as ApprovalView
+from perdure.client.views import AttemptView as AttemptView
 from perdure.client.views import BatchView as BatchView
 from perdure.client.views import Chunk as Chunk
 from perdure.client.views import GraphCheckpoint as GraphCheckpoint
+from perdure.client.views import HistogramBucket as HistogramBucket
 from perdure.client.views import Interrupt as Interrupt
 from perdure.client.views import ItemView as ItemView
 from perdure.client.views import OrchestratorView as OrchestratorView
 from perdure.client.views import QueueView as QueueView
+from perdure.client.views import RunCount as RunCount
 from perdure.client.views import RunPage as RunPage
 from perdure.client.views import RunResult as RunResult
 from perdure.client.views import RunSummary as RunSummary
 from perdure.client.views import RunView as RunView
 from perdure.client.views import StepView as StepView
 from perdure.client.views import StreamView as StreamView
+from perdure.client.views import WaitView as WaitView
 from perdure.client.why import Why as Why
+from perdure.config import Flows as Flows
 from perdure.config import Limits as Limits
 from perdure.config import Queue as Queue
 from perdure.config import Rate as Rate
@@ -163,6 +169,7 @@ from perdure.kernel.schedules.schedule import all_ticks as all_ticks
 from perdure.kernel.streams import StreamMode as StreamMode
 from perdure.kernel.streams import batched as batched
 from perdure.kernel.values.codec import TypeCodec as TypeCodec
+from perdure.kernel.values.failures import Failure as Failure
 from perdure.kernel.values.value_versions import migrates as migrates
 from perdure.kernel.values.value_versions import versioned as versioned
 from perdure.locks import Lock as Lock
@@ -183,6 +190,7 @@ __all__ = [
     "AnswerRejected",
     "ApprovalRejected",
     "ApprovalView",
+    "AttemptView",
     "BatchView",
     "BrokenProgram",
     "BulkItem",
@@ -197,6 +205,7 @@ __all__ = [
     "Corrupt",
     "DamagedJournal",
     "DeadlineExceeded",
+    "Deployment",
     "Difference",
     "Diverged",
     "Duplicate",
@@ -207,15 +216,18 @@ __all__ = [
     "ExpressionFailed",
     "FailedByHand",
     "FailedStep",
+    "Failure",
     "Finished",
     "FlowInvalid",
     "FlowProblem",
+    "Flows",
     "ForkRefused",
     "GraphCheckpoint",
     "GraphInvalid",
     "GraphProblem",
     "HeartbeatTimeout",
     "HeldBy",
+    "HistogramBucket",
     "HistoryTooLarge",
     "Inputs",
     "Interrupt",
@@ -268,6 +280,7 @@ __all__ = [
     "Rules",
     "RunCancelled",
     "RunContext",
+    "RunCount",
     "RunFailed",
     "RunFilters",
     "RunHandle",
@@ -305,6 +318,7 @@ __all__ = [
     "UnknownProgram",
     "UnknownVersion",
     "UsageError",
+    "WaitView",
     "Why",
     "Workflow",
     "all_ticks",

@@ -82,7 +82,7 @@ LOOKED_UP_AT_ONCE = 100
 class Engine(Client):
     """Executes runs, and does all that a client does.
 
-    An async context manager: entering it migrates an embedded store, recovers what was under way, and starts advancing
+    An async context manager: entering it migrates an embedded store, recovers unfinished runs, and starts advancing
     runs; leaving it hands them over.
     """
 
@@ -405,7 +405,7 @@ class Engine(Client):
         max_runs: int = 100,
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
-        """Do what is due and return, for hosts without a long-lived process; the Engine need not be open.
+        """Execute what is due and return, for hosts without a long-lived process; the Engine need not be open.
 
         Processes at most so many due timers, ticks of schedules, and runs that are new or orphaned; advances each as
         far as it gets; and hands over what is not done at `until`, a moment or a number of seconds from now.
@@ -483,7 +483,7 @@ class Engine(Client):
             await completions.close()
 
     async def close(self) -> None:
-        """Hand over runs that wait, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
+        """Hand over waiting runs, let running steps end within `Recovery(grace=...)`, and hand over the rest.
 
         Cancelling it ends the grace at once: attempts under way are cancelled, and their runs are handed over.
         """
@@ -576,11 +576,11 @@ def run(
 ) -> R:
     """Run a workflow to its end and return its result, in the manner of `asyncio.run`.
 
-    Run the same command again after a crash, with the same `id`, and it goes on from the last thing it finished.
+    After a crash, the same command with the same `id` continues from the last step that finished.
     Takes the options of `Engine.start`. A progress line shows on a terminal unless `progress=False`.
 
-    After Ctrl-C, and after SIGTERM where the process has no handler of its own for it, steps under way have the grace
-    of `Recovery.grace` to end; then the run is handed over and the process ends as the signal would have ended it.
+    After Ctrl-C, and after SIGTERM if the process has no handler of its own for it, running steps get
+    `Recovery.grace` to end; then the run is handed over, and the process ends as by the signal.
     """
     check_main()
     check_invocation(invocation, "run")

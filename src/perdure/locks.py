@@ -25,10 +25,10 @@ POLL_SECONDS = 0.1
 
 
 def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | None = None) -> Lock:
-    """A lock for the length of a block: `async with lock("account:7") as held`.
+    """A lock for the duration of a block: `async with lock("account:7") as held`.
 
-    It is renewed while its holder lives, and free `ttl` seconds after its holder has died. Raises LockTimeout when it
-    does not come free within `timeout`. In a plain `def` step it is `with lock(...)`.
+    It is renewed while its holder is alive, and expires `ttl` seconds after its holder has died. Raises LockTimeout
+    when it is not released within `timeout`. In a plain `def` step, write `with lock(...)`.
     """
     check_awaited(sys._getframe(1), f"lock({key!r})", "write `async with lock(...):`")
     key = check_key(key)

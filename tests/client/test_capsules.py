@@ -219,7 +219,7 @@ async def test_a_run_that_came_without_some_of_its_values_is_not_let_go_on() -> 
     async with Engine(store, PROGRAMS) as engine:
         view = await engine.import_run(data)
         assert (view.status, view.parked) == (RunStatus.PARKED, "redacted")
-        assert "Taken out of it: $..number" in view.reason
+        assert "Redacted in it: $..number" in view.reason
         for how in ({}, {"version": "2"}, {"before": "charge:0"}):
             with pytest.raises(UsageError, match="without some of its values"):
                 _ = await engine.resolve("order-1", **how)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import PerdureError
+from perdure.kernel.program import Program
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
@@ -36,7 +36,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Inside a workflow": ("perdure.authoring.code.", "perdure.locks"),
     "Inside a step": ("perdure.engine.step_context",),
-    "What you read": ("perdure.client.", "perdure.kernel.events", "perdure.orchestrator.sweep"),
+    "What you read": (
+        "perdure.client.",
+        "perdure.kernel.events",
+        "perdure.kernel.values.failures",
+        "perdure.orchestrator.sweep",
+    ),
     "What calls return": ("perdure.kernel.inbound", "perdure.ports.leases"),
     "Settings": (
         "perdure.config",
@@ -53,6 +58,32 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Errors": ("perdure.errors",),
 }
 OTHER = "Other names"
+# Classes whose objects callers get and never make.
+GIVEN = {
+    *("RunHandle", "ScheduleHandle", "Client", "Locks", "StepContext", "Saga", "Lock", "Inputs", "Invocation", "Step"),
+    *("Workflow", "Flow", "Outputs", "RunPage", "RunFilters", "Policy", "Blobs"),
+}
+# Methods that only perdure calls.
+INTERNAL = {
+    "Client": ("watch",),
+    "Flow": ("manifest",),
+    "Graph": ("manifest",),
+    "InterruptNode": ("draft", "finished", "of"),
+    "Invocation": ("close", "encode", "record", "send", "throw"),
+    "Items": ("made", "plain"),
+    "Outputs": ("made", "of"),
+    "StepContext": ("cancel", "channel", "patches"),
+    "Workflow": ("with_function",),
+}
+# The other public modules, and what they are for.
+MODULES = {
+    "perdure.graph": "Programs made of nodes: see [graphs](graphs.md).",
+    "perdure.flow": "Programs in YAML and JSON files: see [flows](flows.md).",
+    "perdure.blocking": "The same names for code that does not await. Methods have the parameters of the async ones.",
+    "perdure.testing": "For tests of workflows: see [testing your workflows](testing-your-workflows.md).",
+    "perdure.testing.simulation": "Workflows in virtual time, and under faults: see "
+    "[virtual time](testing-your-workflows.md#virtual-time).",
+}
 
 
 def page() -> str:
@@ -76,13 +107,10 @@ def page() -> str:
                 ordered = sorted(ordered, key=lambda name: len(getattr(public, name).__mro__) > 3)
             for name in ordered:
                 parts += _entry(name, getattr(public, name))
-    for module, intro in (
-        ("perdure.blocking", "The same names for code that does not await. Methods take what their async twins take."),
-        ("perdure.testing", "For tests of workflows: see [testing your workflows](testing-your-workflows.md)."),
-    ):
+    for module, intro in MODULES.items():
         loaded = import_module(module)
         parts += [f"## `{module}`", "", intro, ""]
-        for name in sorted(loaded.__all__):
+        for name in sorted(set(loaded.__all__) - set(public.__all__)):
             parts += _entry(
                 f"{module.removeprefix('perdure.')}.{name}", getattr(loaded, name), brief=module.endswith("blocking")
             )
@@ -120,9 +148,8 @@ def _entry(name: str, thing: Any, *, brief: bool = False) -> list[str]:
 
 def _class(name: str, cls: type, *, brief: bool) -> list[str]:
     if issubclass(cls, BaseException):
-        over = [base.__name__ for base in cls.__mro__[1:] if base not in (object, BaseException)]
-        chain = over[: over.index("PerdureError") + 1] if PerdureError in cls.__mro__[1:] else over[:1]
-        return [*_doc(cls), f"An error under `{'` < `'.join(chain)}`.", ""]
+        bases = " and ".join(f"`{base.__name__}`" for base in cls.__bases__)
+        return [*_doc(cls), f"Derived from {bases}.", ""]
     if issubclass(cls, enum.Enum):
         return [*_doc(cls), "One of " + ", ".join(f"`{member.value}`" for member in cls) + ".", ""]
     lines = []
@@ -132,11 +159,15 @@ def _class(name: str, cls: type, *, brief: bool) -> list[str]:
         if (init := inspect.getattr_static(cls, "__init__", None)) and not _is_made_by_us(cls):
             lines += _fenced(f"{name}{_signature(init, bound=True)}")
         lines += _doc(cls)
-    methods = list(_methods(cls))
+    internal = set(INTERNAL.get(cls.__name__, ()))
+    if Program in cls.__mro__[1:]:
+        # What a kind of program answers to the engine is described once, at Program.
+        internal |= {*dict(_methods(Program))}
+    methods = [(method, function) for method, function in _methods(cls) if method not in internal]
     if cls.__name__ == "Engine":
         base = dict(_methods(cls.__mro__[1]))
         methods = [(method, function) for method, function in methods if base.get(method) is not function]
-        lines += ["It has all that [`Client`](#client) has, and besides:", ""]
+        lines += ["It has everything that a [`Client`](#client) has, and:", ""]
     if brief and methods:
         return [*lines, "Methods: " + ", ".join(f"`{method}`" for method, _ in methods) + ".", ""]
     for method, function in methods:
@@ -149,7 +180,7 @@ def _class(name: str, cls: type, *, brief: bool) -> list[str]:
 
 def _is_made_by_us(cls: type) -> bool:
     """Handles and views are given to callers, who never make one."""
-    return cls.__name__ in ("RunHandle", "ScheduleHandle", "Client", "Locks", "StepContext", "Saga", "Lock")
+    return cls.__name__ in GIVEN
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import perdure
-from perdure import blocking, testing
-from tests.docs.reference import PAGE, page
+from tests.docs.reference import MODULES, PAGE, page
 
 
 def test_the_reference_is_what_the_source_says() -> None:
@@ -13,8 +14,10 @@ def test_the_reference_is_what_the_source_says() -> None:
 
 def test_every_public_name_has_its_place_and_says_what_it_is() -> None:
     text = page()
-    names = [*perdure.__all__, *(f"blocking.{name}" for name in blocking.__all__)]
-    names += [f"testing.{name}" for name in testing.__all__]
+    names = [*perdure.__all__]
+    for module in MODULES:
+        own = set(import_module(module).__all__) - set(perdure.__all__)
+        names += [f"{module.removeprefix('perdure.')}.{name}" for name in sorted(own)]
     entries = {part.partition("\n")[0]: part.partition("\n")[2] for part in text.split("\n### ")[1:]}
     assert [name for name in names if name not in entries] == []
     plain = {"fast_fail", "io", "llm"}  # policies: their entry is their value

@@ -100,7 +100,7 @@ class Client(_Mirror):
 class Engine(Client):
     """Executes runs, and does all that a client does.
 
-    A context manager: entering it migrates an embedded store, recovers what was under way, and starts advancing runs;
+    A context manager: entering it migrates an embedded store, recovers unfinished runs, and starts advancing runs;
     leaving it hands them over.
     """
 

@@ -74,11 +74,11 @@ class Locks:
     def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
         """Take a lock that is free, expired or already the owner's, without waiting. Only its owner renews it."""
     def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
-        """Hold on to a lock; raises NotOwner when it is not the owner's."""
+        """Renew a lock; raises NotOwner when it is not the owner's."""
     def release(self, key: str, owner: str) -> None:
-        """Give a lock back; raises NotOwner when it is not the owner's."""
+        """Release a lock; raises NotOwner when it is not the owner's."""
     def force_release(self, key: str) -> LockView | None:
-        """Take a lock away from its holder, and return what it held; None when the lock is free."""
+        """Release a lock of any holder, and return what it was; None when the lock is free."""
     def get(self, key: str) -> LockView | None:
         """A lock that is held, or None."""
     def list(self) -> list[LockView]:
@@ -106,7 +106,7 @@ class RunHandle(Generic[R]):
     def status(self) -> RunStatus:
         """The status of the run."""
     def cancel(self, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
+        """Cancel a run: its body gets a CancelledError and may clean up. Either the cancel or the completion wins."""
     def signal(
         self, name: str, payload: Any = None, signal_id: str | None = None, *, trace: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
@@ -182,7 +182,7 @@ class Client:
     ) -> RunPage:
         """Runs, newest first, a page at a time; runs of perdure's own programs only when `program` names one."""
     def counts(self) -> Sequence[RunCount]:
-        """How many runs there are, by program and status: children too, and runs of perdure's own programs not."""
+        """How many runs there are, by program and status: with children, and without runs of perdure's own programs."""
     def histogram(
         self, *, since: datetime, until: datetime, buckets: int = 60, program: str | None = None
     ) -> Sequence[HistogramBucket]:
@@ -301,11 +301,11 @@ class Client:
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
     def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
+        """Cancel a run: its body gets a CancelledError and may clean up. Either the cancel or the completion wins."""
     def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
-        """Begin no new step of a run. Steps under way finish, and their outcomes are kept. `by` is who asks for it."""
+        """Pause a run: no new step starts. Running steps finish, and their outcomes are recorded. `by` is who pauses it."""
     def resume(self, id: str, *, by: str | None = None) -> Accepted | Finished:
-        """Let a paused run continue. `by` is who asks for it."""
+        """Continue a paused run. `by` is who resumes it."""
     def checkpoint(self, id: str) -> int:
         """Make everything durable that a run has done so far, and return the number of the next event."""
     def resolve(
@@ -317,7 +317,7 @@ class Client:
         before: str | None = None,
         by: str | None = None,
     ) -> Accepted | Finished:
-        """Let a parked run continue: engines try it again at once."""
+        """Continue a parked run: engines try it again at once."""
     def fork(
         self,
         id: str,
@@ -371,7 +371,7 @@ class Client:
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Cancelled | AlreadyFinished]:
-        """Ask the unfinished runs that match to end."""
+        """Cancel the unfinished runs that match."""
     def pause_many(
         self,
         reason: str | None = None,
@@ -382,7 +382,7 @@ class Client:
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
+        """Pause the runs that match, by default all that are queued, running or waiting: no new step starts."""
     def resume_many(
         self,
         *,
@@ -392,7 +392,7 @@ class Client:
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Let the paused runs that match continue."""
+        """Continue the paused runs that match."""
     def signal_many(
         self,
         name: str,
@@ -453,7 +453,7 @@ class Client:
     def export(self, id: str, *, redact: Sequence[str] = ...) -> bytes:
         """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it."""
     def import_run(self, data: bytes) -> RunView:
-        """Import a run from a capsule into this store, to be read and replayed; nothing executes it."""
+        """Import a run from a capsule into this store, for reading and replaying; no engine executes it."""
 
 class Engine(Client):
     name: str
@@ -499,7 +499,7 @@ class Engine(Client):
         max_runs: int = 100,
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
-        """Do what is due and return, for hosts without a long-lived process; the Engine need not be open."""
+        """Execute what is due and return, for hosts without a long-lived process; the Engine need not be open."""
 
 def connect(
     store: str | os.PathLike[str] | Store = ...,

@@ -50,9 +50,10 @@ def upgrade_check(
         write_json({"checked": sum(counts.values()), **{fit.value: counts[fit] for fit in Fit}, "runs": runs})
     else:
         _show(found)
-        checked_runs = sum(counts.values())
-        runs = f"{checked_runs} open run{'' if checked_runs == 1 else 's'}"
-        note(f"{runs}: " + ", ".join(f"{counts[fit]} {_title(fit)}" for fit in Fit))
+        total = sum(counts.values())
+        note(
+            f"{total} open run{'' if total == 1 else 's'}: " + ", ".join(f"{counts[fit]} {_title(fit)}" for fit in Fit)
+        )
     return Exit.FAILED if found else Exit.OK
 
 

@@ -49,7 +49,7 @@ class Capsules:
         return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
 
     async def import_run(self, data: bytes) -> RunView:
-        """Import a run from a capsule into this store, to be read and replayed; nothing executes it.
+        """Import a run from a capsule into this store, for reading and replaying; no engine executes it.
 
         A run that had not ended is parked here. A run that is already in this store is left as it is. Raises
         InvalidCapsule, and changes nothing, when the file was altered; AlreadyExists when its id belongs to another
@@ -90,9 +90,9 @@ class Capsules:
         kind = REDACTED if capsule.redacted else IMPORTED
         stands = state.parked.kind if state.parked is not None else ""
         if state.finished is None and stands not in (kind, REDACTED):
-            why = "it was imported, to be read and replayed; nothing executes it here until it is resolved"
+            why = "it was imported, for reading and replaying; no engine executes it until it is resolved"
             if capsule.redacted:
-                why = "it was imported, to be read and replayed. Taken out of it: " + ", ".join(capsule.redacted)
+                why = "it was imported, for reading and replaying. Redacted in it: " + ", ".join(capsule.redacted)
             events: list[AnyEvent] = [RunReleased(state.owner)] if state.owner is not None else []
             events.append(RunParked(why, kind))
             batches.append(Batch(state.next_seq, max(self._base.clock.now(), state.at), events))

@@ -278,7 +278,7 @@ class Client(Reader):
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Cancelled | AlreadyFinished]:
-        """Ask the unfinished runs that match to end."""
+        """Cancel the unfinished runs that match."""
         return await self._bulk.each(
             "cancel_many", filters, UNFINISHED, lambda id: self.cancel(id, reason, by=by), limit, cursor, dry_run
         )
@@ -293,7 +293,7 @@ class Client(Reader):
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
+        """Pause the runs that match, by default all that are queued, running or waiting: no new step starts."""
         going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
         return await self._bulk.each(
             "pause_many", filters, going, lambda id: self.pause(id, reason, by=by), limit, cursor, dry_run
@@ -308,7 +308,7 @@ class Client(Reader):
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Let the paused runs that match continue."""
+        """Continue the paused runs that match."""
         return await self._bulk.each(
             "resume_many", filters, (RunStatus.PAUSED,), lambda id: self.resume(id, by=by), limit, cursor, dry_run
         )

@@ -14,7 +14,7 @@ from perdure.ports.journal import Appended
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The size of a journal before and after. With `dry_run`: as it would be."""
+    """The size of a journal before and after. With `dry_run`, what it would be after."""
 
     id: str
     events_before: int

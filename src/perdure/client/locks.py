@@ -67,7 +67,7 @@ class Locks:
         return LockView(key, owner, answer.epoch, moment(answer.expires))
 
     async def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
-        """Hold on to a lock; raises NotOwner when it is not the owner's."""
+        """Renew a lock; raises NotOwner when it is not the owner's."""
         key = check_key(key)
         now, name = self._clock.now(), lease_key(key)
         lost = await self._leases.renew_all([Renewal(name, owner, check_ttl(ttl, key))], now)
@@ -77,13 +77,13 @@ class Locks:
         return _view(held)
 
     async def release(self, key: str, owner: str) -> None:
-        """Give a lock back; raises NotOwner when it is not the owner's."""
+        """Release a lock; raises NotOwner when it is not the owner's."""
         key = check_key(key)
         await self._leases.release(lease_key(key), _owner(key, owner))
         self.locker.changed(key)
 
     async def force_release(self, key: str) -> LockView | None:
-        """Take a lock away from its holder, and return what it held; None when the lock is free.
+        """Release a lock of any holder, and return what it was; None when the lock is free.
 
         Its holder learns of it at its next renewal at the latest, and a run then waits until it has the lock again.
         Until then two holders may be inside: only the token tells them apart.

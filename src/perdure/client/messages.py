@@ -147,7 +147,7 @@ class Messages:
         return verdict
 
     async def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins.
+        """Cancel a run: its body gets a CancelledError and may clean up. Either the cancel or the completion wins.
 
         `by` is who asks, for its journal.
         """
@@ -163,7 +163,7 @@ class Messages:
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
-        """Begin no new step of a run. Steps under way finish, and their outcomes are kept. `by` is who asks for it."""
+        """Pause a run: no new step starts. Running steps finish, and their outcomes are recorded. `by` is who pauses it."""
         why, person = check_text(reason, "the reason", MAX_REASON), check_text(by, "by")
         with_chunks = _WithChunks(lambda state, child: inbound.pause(state, why, child, person))
         verdict = await self.tell_known(id, with_chunks)
@@ -172,7 +172,7 @@ class Messages:
         return verdict
 
     async def resume(self, id: str, *, by: str | None = None) -> Accepted | Finished:
-        """Let a paused run continue. `by` is who asks for it."""
+        """Continue a paused run. `by` is who resumes it."""
         person = check_text(by, "by")
         with_chunks = _WithChunks(lambda state, child: inbound.resume(state, child, person))
         verdict = await self.tell_known(id, with_chunks)

@@ -40,7 +40,7 @@ Statuses = RunStatus | str | Sequence[RunStatus | str]
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """A run that was to be pruned and is still there, and why."""
+    """A run that was to be pruned and was kept, and why."""
 
     id: str
     run_id: str
@@ -49,10 +49,10 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed; with `dry_run`: what would be.
+    """What was removed; with `dry_run`, what would be.
 
-    `bytes` are those of the journals of `runs`, `blob_bytes` those of `blobs`. A dry run cannot tell which blobs
-    nothing would refer to any more: it counts those that nothing refers to already.
+    `bytes` is the size of the journals of `runs`, and `blob_bytes` that of `blobs`. A dry run cannot know which blobs
+    would lose their last reference; it counts those that have none already.
     """
 
     runs: int = 0

@@ -179,7 +179,7 @@ class Queries:
         return RowPage(found, floor, None if floor is None else SEARCHED)
 
     async def counts(self) -> Sequence[RunCount]:
-        """How many runs there are, by program and status: children too, and runs of perdure's own programs not.
+        """How many runs there are, by program and status: with children, and without runs of perdure's own programs.
 
         Of each program and status no more than 100,000 are counted; `bounded` says where there are more.
         """

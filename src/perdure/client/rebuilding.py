@@ -24,7 +24,7 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A column of a run that is not what its journal says. A row that is missing or damaged has the column `row`."""
+    """A column of a run that differs from its journal. A row that is missing or damaged has the column `row`."""
 
     id: str
     run_id: str
@@ -43,9 +43,9 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """The report of a rebuild of all `journals`. `busy` runs advanced too quickly to be compared.
+    """The report of a rebuild of all `journals`. `busy` runs changed while they were compared.
 
-    `mended` are the journals whose rows were replaced; with `dry_run`: would be.
+    `mended` is how many rows were replaced; with `dry_run`, would be.
     """
 
     journals: int = 0

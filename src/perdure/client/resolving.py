@@ -40,7 +40,7 @@ class Resolver:
         before: str | None = None,
         by: str | None = None,
     ) -> Accepted | Finished:
-        """Let a parked run continue: engines try it again at once.
+        """Continue a parked run: engines try it again at once.
 
         `version` pins the run to that version of its program; `fail` ends it as failed, for that reason. `before` lets
         it continue from right before an op, as a new incarnation under its id; the answer lists the steps that may be

@@ -49,9 +49,9 @@ class WaitView:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalView:
-    """A question that is open. `approvers` may answer it now, those it has been escalated to among them; () is anyone.
+    """An open question. `approvers` may answer it now, including those it was escalated to; empty: anyone.
 
-    `path` tells it from others of the same name, and `approve` and `reject` take it in place of the name.
+    `path` distinguishes it from others of the same name; `approve` and `reject` accept it in place of the name.
     """
 
     id: str
@@ -91,13 +91,13 @@ class RunSummary:
     root: str
     forked_from: str | None
     continued_as: str | None
-    """The run_id of its next incarnation, by `continue_as` or by a rewind."""
+    """The run_id of its next incarnation."""
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
     next_seq: int
     size: int
-    """How many bytes its journal has, which is that of its root."""
+    """The size of its journal in bytes, which is that of its root."""
     queue: str | None
     key: str | None
     priority: int
@@ -105,7 +105,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView(RunSummary):
-    """A run as it stands."""
+    """A run as it is now."""
 
     state: dict[str, Any]
     waits: tuple[WaitView, ...]
@@ -135,7 +135,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A step of a run as it stands."""
+    """A step of a run as it is now."""
 
     path: str
     name: str
@@ -150,15 +150,16 @@ class StepView:
     started_at: datetime
     finished_at: datetime | None
     duration: timedelta | None = None
-    """From the beginning of its first attempt to its end; None while it has none."""
+    """From the start of its first attempt to its end; None until then."""
     inputs: dict[str, Any] | None = None
-    """Its arguments by name, as plain values: from replay if the code is loaded, or recorded because of
-    `@step(record_inputs=True)`; else None."""
+    """Its arguments by name, as plain values: from replay if the code is loaded, or recorded with
+    `@step(record_inputs=True)`; otherwise None.
+    """
     replayed: bool = False
     """Whether its outcome was recorded before the present owner claimed the run, or before a fork: the program got it
     from the journal, and the step was not executed again."""
     chunks: tuple[Any, ...] = ()
-    """The chunks that it has emitted since its last restart."""
+    """The chunks that it has emitted and not withdrawn by a restart."""
     stream: StreamView | None = None
     """The state of its stream; None if it has emitted nothing."""
     skipped_by: str | None = None
@@ -170,9 +171,10 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class GraphCheckpoint:
-    """How a run of a graph stood after an event: its values, what was under way, and what it asked.
+    """The state of a graph's run after an event: its values, the ops in progress, and its open questions.
 
-    `seq` is the number of the event, `op` the op that it ended; `values(id, at=seq)`, `fork(id, at=seq + 1)` go there.
+    `seq` is the number of the event, and `op` the op that it ended. Continue from there with `values(id, at=seq)` or
+    `fork(id, at=seq + 1)`.
     """
 
     seq: int
@@ -181,7 +183,7 @@ class GraphCheckpoint:
     status: RunStatus
     values: dict[str, Any]
     next: tuple[str, ...]
-    """The ops that had begun and not ended, and those that began next."""
+    """The ops that had started and not ended, and those that started next."""
     interrupts: tuple[str, ...]
     """The op paths of open questions."""
     run_id: str = ""
@@ -198,12 +200,12 @@ class ItemView:
     output: Any
     error: Failure | None
     reason: str = ""
-    """Why it was skipped, where its output was: a gate or a condition did not choose what makes it."""
+    """Why it was skipped: no gate or condition chose the node that makes its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch: how many rows it has, and how they stand."""
+    """A batch: how many rows it has, and how many of them are in which state."""
 
     id: str
     run_id: str
@@ -215,16 +217,19 @@ class BatchView:
     failed: int = 0
     running: int = 0
     waiting: int = 0
-    """Rows that have begun, and wait for a signal, a person or a moment."""
+    """Rows that have started, and wait for a signal, a person or a time."""
     queued: int = 0
     """Rows whose turn has not come."""
     unstarted: int = 0
-    """Rows that will not begin, because the batch has ended, unless it is retried."""
+    """Rows that will not start, because the batch has ended, unless it is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """The stream of a step. `stream(id, step, start=next)` continues after it."""
+    """The stream of a step: the number of the `next` chunk, how often it restarted, and whether it is still `open`.
+
+    `stream(id, step, start=next)` continues after it.
+    """
 
     next: int
     restarts: int
@@ -233,9 +238,9 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Something that a step showed before it ended. `index` is its place in the stream that was asked for.
+    """A chunk that a step emitted. `index` is its number in the stream that was asked for.
 
-    `restart`: no value, but the mark that what the step showed before is void.
+    `restart`: it has no value, but marks what the step emitted before as void.
     """
 
     index: int
@@ -247,11 +252,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A request of a resting run: an `approval` or a `signal`, by its `kind`.
+    """What a resting run needs: an `approval` or a `signal`, by its `kind`.
 
-    `payload` is what people are shown, `schema` the JSON Schema of the answer; for a graph that is known here, the
-    payload as the type that it was, and the type of the answer. `path` tells it from others of the same
-    name; `id` is the run or the child that asks.
+    `payload` is what people are shown, `schema` the JSON Schema of the answer. For a graph that is known here, they are
+    the payload as the type it had, and the type of the answer. `path` distinguishes it from others of the same name;
+    `id` is the run or the child that asks.
     """
 
     path: str
@@ -266,9 +271,9 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Generic[R]):
-    """How a run ended, or stands. `error` is the exception, rebuilt; nothing is raised.
+    """How a run ended, or where it stands. `error` is the exception, rebuilt; nothing is raised.
 
-    With `until="rest"` it may have `interrupts`: everything that it asks for before it can continue.
+    With `until="rest"` it may have `interrupts`: everything that it needs before it can continue.
     """
 
     id: str
@@ -288,28 +293,28 @@ class RunResult(Generic[R]):
 
     @property
     def interrupt(self) -> Interrupt | None:
-        """The first thing that it asks for."""
+        """The first of its interrupts."""
         return self.interrupts[0] if self.interrupts else None
 
     @property
     def interrupt_name(self) -> str | None:
-        """The name of the first thing that it asks for: what `approve` or `signal`, and `answers`, take."""
+        """The name of the first interrupt: what `approve`, `signal` and `answers` take."""
         return self.interrupts[0].name if self.interrupts else None
 
     @property
     def suspend_payload(self) -> Any:
-        """The payload of the first question: the `request` of its approval."""
+        """What the first interrupt shows: the `request` of its approval."""
         return self.interrupts[0].payload if self.interrupts else None
 
     @property
     def resume_schema(self) -> Any:
-        """The type of the answer to the first question, or its JSON Schema, where it says one."""
+        """The type of the answer to the first interrupt, or its JSON Schema, if it has one."""
         return self.interrupts[0].schema if self.interrupts else None
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue in numbers. `oldest` is how many seconds its longest waiting run has waited."""
+    """A queue: how many runs wait, and how many are in progress. `oldest` is the longest wait in seconds."""
 
     name: str
     queued: int
@@ -327,10 +332,10 @@ def queue_view(stats: QueueStats, limits: Queue | None, now: float) -> QueueView
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorView:
-    """An orchestrator that is alive, or that still owns runs which another one has to take over.
+    """An orchestrator that is alive, or that is gone and still owns unfinished runs.
 
-    `session` identifies the process among those that have had its name; `expires_at` is when it is taken for dead
-    unless a heartbeat comes. `running` of its runs are under way, and `waiting` wait for something.
+    `session` identifies its process; `expires_at` is when it counts as dead, unless a heartbeat comes. Of its runs,
+    `running` are in progress, and `waiting` wait for something.
     """
 
     name: str
@@ -360,10 +365,10 @@ def orchestrator_views(
 
 
 class RunPage(list[RunSummary]):
-    """A page of runs. `cursor` gives the next one, and is None on the last.
+    """A page of runs. `cursor` gets the next page, and is None on the last.
 
-    `searched`: no more runs than so many were looked at for tags and values; older ones may match, and the cursor
-    continues there.
+    `searched`: only this many runs were searched for tags and values; older ones may match, and `cursor` continues
+    there.
     """
 
     cursor: str | None = None
@@ -372,7 +377,7 @@ class RunPage(list[RunSummary]):
 
 @dataclass(frozen=True, slots=True)
 class RunCount:
-    """How many runs of a program are in a status. `bounded`: at least so many."""
+    """How many runs of a program are in a status. `bounded`: at least this many."""
 
     program: str
     status: RunStatus
@@ -382,7 +387,7 @@ class RunCount:
 
 @dataclass(frozen=True, slots=True)
 class HistogramBucket:
-    """How many runs ended from `since` on and before `until`, by status."""
+    """How many runs ended from `since` and before `until`, by status."""
 
     since: datetime
     until: datetime

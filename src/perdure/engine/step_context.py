@@ -57,7 +57,10 @@ class AttemptOwner(Protocol):
 
 
 class StepContext:
-    """One attempt of a step, seen from inside. All of it may be used from any thread."""
+    """One attempt of a step, seen from inside: `id` is its idempotency key, `run_id` its run, `attempt` its number.
+
+    All of it may be used from any thread.
+    """
 
     __slots__ = (
         "__weakref__",

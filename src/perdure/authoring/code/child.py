@@ -66,11 +66,10 @@ def child(
     max_concurrency: int | None = None,
     rules: RulesLike = (),
 ) -> Coroutine[object, Never, Any]:
-    """Begin a child run, with an id of its own if you like; awaiting it gives what it returns.
+    """Start a child run, optionally with an id of its own; awaiting it returns its result.
 
-    It lives in the journal of this run, ends with it, and is asked to end when its awaiter is cancelled. With
-    `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun, and
-    it takes the options of `start`.
+    It is in the journal of this run, ends with it, and is cancelled when its awaiter is. With `detached=True` it is an
+    independent run: awaiting it returns its run_id once it is started, and it takes the options of `start`.
     """
     body = require_body("child()")
     site = check_awaited(sys._getframe(1), "child(...)")
@@ -109,7 +108,7 @@ def child(
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """End this run and continue as a new incarnation under the same id, with these arguments and an empty journal.
 
-    For workflows without an end. Signals that no wait has taken go along.
+    For workflows without an end. Signals that no wait has consumed are carried over.
     """
     body = require_body("continue_as()")
     if len(args) == 1 and isinstance(args[0], Invocation) and not kwargs:

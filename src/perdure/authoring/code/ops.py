@@ -30,7 +30,7 @@ async def _sleep(duration: float | timedelta) -> None:
 
 
 def sleep_until(when: datetime) -> Coroutine[object, Never, None]:
-    """Sleep durably until a datetime, which needs a timezone: without one it would differ between machines."""
+    """Sleep durably until a datetime, which needs a time zone: without one it would differ between machines."""
     return to_await(_sleep_until(when), sys._getframe(1), "sleep_until(...)")
 
 
@@ -85,10 +85,10 @@ def checkpoint() -> Awaitable[None]:
 
 
 def bail(reason: str, output: Any = None, *, outputs: Any = None) -> NoReturn:
-    """End the run here, on purpose and without an error: its status is `bailed`, its output `output`.
+    """End the run here, on purpose and without an error: its status is `bailed`, and its result is `output`.
 
     In a step it raises StepBailed, which is never retried; the run ends when that is recorded. In a node of a graph,
-    `outputs={"status": "rejected"}` reads better for the same.
+    `outputs={"status": "rejected"}` means the same.
     """
     if outputs is not None:
         if output is not None:

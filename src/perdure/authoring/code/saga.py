@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 class Saga:
-    """The compensations of one `async with saga()` block, in the order they were given."""
+    """The compensations of one `async with saga()` block, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._undo: list[_Compensation] = []

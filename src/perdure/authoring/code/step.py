@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 
 class Step(Generic[P, R]):
-    """A step. Inside a workflow a call is durable and awaited; outside it is a plain call of `fn`."""
+    """A step. Inside a workflow a call is durable and awaited; outside it calls `fn`, the function itself."""
 
     def __init__(self, spec: StepSpec) -> None:
         self.spec = spec
@@ -166,10 +166,10 @@ def step(
 
     `at_most_once`: never try again an attempt whose process died; the workflow gets OutcomeUnknown instead.
     `cpu`: run it in a process of its own, for work that would hold the interpreter.
-    `heartbeat`: give an attempt up that does not call `step_context().heartbeat()` or emit anything for so long.
+    `heartbeat`: fail an attempt that does not call `step_context().heartbeat()` or emit anything for so long.
     `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`;
-    left out, as `Engine(stream=...)` says.
-    `queue`: have it executed by an engine that takes it from that queue, one that was given it as one of its `steps`.
+    by default that of `Engine(stream=...)`.
+    `queue`: a remote step, executed by an engine that serves this queue and has the step: `Engine(steps=[...])`.
     `record_inputs`: record its arguments in the journal, for `steps(id)` in processes without the code.
     """
     mode = None if stream is None else stream_mode(stream)

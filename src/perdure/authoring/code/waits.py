@@ -24,11 +24,11 @@ async def wait_signal(name: str, timeout: float | timedelta | None, type: type[T
 @overload
 async def wait_signal(name: str, timeout: float | timedelta | None = None, *, type: type[T]) -> T: ...
 def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Coroutine[Any, Any, Any]:
-    """Wait for a signal of this name, and return its payload. Earlier signals are consumed in order.
+    """Wait for a signal of this name, and return its payload. Signals that arrived before are consumed in order.
 
-    Raises SignalTimeout, which is a TimeoutError, when none comes in time. The sender of one that is not of `type` gets
-    SignalRejected while the run waits; one that had come before, and is not, raises NotDecodable here. One that other
-    code accepted, before a deploy, parks the run.
+    Raises SignalTimeout, which is a TimeoutError, when none comes in time. While the run waits, the sender of a signal
+    that is not of `type` gets SignalRejected. A signal that arrived before the wait and does not fit raises
+    NotDecodable here; one that other code accepted, before a deploy, parks the run.
     """
     return to_await(_wait_signal(name, timeout, type), sys._getframe(1), "wait_signal(...)")
 

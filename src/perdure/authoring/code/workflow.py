@@ -25,7 +25,10 @@ R = TypeVar("R")
 
 
 class Workflow(CodeProgram, Generic[P, R]):
-    """A workflow. Calling it makes an Invocation; nothing runs yet."""
+    """A workflow. Calling it makes an Invocation; nothing runs yet.
+
+    `fn` is the function itself, for unit tests; `name` and `version` identify the program in the store.
+    """
 
     def __init__(self, name: str, version: str, fn: Callable[P, Coroutine[Any, Any, R]], hints: dict[str, Any]) -> None:
         super().__init__(name, version, fn, hints)
