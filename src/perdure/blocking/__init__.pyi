@@ -303,7 +303,7 @@ class Client:
     def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
         """Cancel a run: its body gets a CancelledError and may clean up. Either the cancel or the completion wins."""
     def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
-        """Pause a run: no new step starts; running ones finish, and their outcomes are recorded. `by`: who pauses it."""
+        """Pause a run: no new step starts; running ones finish, and their outcomes are kept. `by` is who pauses it."""
     def resume(self, id: str, *, by: str | None = None) -> Accepted | Finished:
         """Continue a paused run. `by` is who resumes it."""
     def checkpoint(self, id: str) -> int:

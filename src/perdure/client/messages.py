@@ -163,7 +163,7 @@ class Messages:
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None, *, by: str | None = None) -> Accepted | Finished:
-        """Pause a run: no new step starts; running ones finish, and their outcomes are recorded. `by`: who pauses it."""
+        """Pause a run: no new step starts; running ones finish, and their outcomes are kept. `by` is who pauses it."""
         why, person = check_text(reason, "the reason", MAX_REASON), check_text(by, "by")
         with_chunks = _WithChunks(lambda state, child: inbound.pause(state, why, child, person))
         verdict = await self.tell_known(id, with_chunks)
