@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from perdure import AnswerRejected, Engine, Recovery, RunStatus, bail, connect, rule, step_context
+from perdure import (
+    Accepted,
+    AnswerRejected,
+    Duplicate,
+    Engine,
+    Finished,
+    Recovery,
+    RunStatus,
+    bail,
+    connect,
+    rule,
+    step_context,
+)
 from perdure.engine.remote import ChunkRun
 from perdure.graph import Graph, Items, interrupt, node
 from perdure.ports.runs import RunFilter
@@ -367,6 +379,20 @@ async def test_each_item_of_a_chunk_asks_for_itself_and_is_answered_through_the_
         await engine.reject("r", "inner:0/review:0[4]/really:0", "no")
         result = await engine.run(graph, id="r", answers={"inner:0/review:0[0]/really:0": 3})
         assert result.status is RunStatus.FAILED
+
+
+async def test_an_answer_that_is_given_again_is_known_after_its_chunk_has_ended() -> None:
+    inner = Graph([interrupt(answer=int, name="ask")(lambda url: url)], name="inner", output="ask")
+    graph = Graph([node(inner, inputs={"url": "urls"}).map_over("url", chunk=1)], name="g", output="inner")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(urls=[1, 2, 3]), id="r")
+        question = "inner:0[1]/ask:0"
+        assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Accepted)
+        assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Duplicate)
+        result = await engine.run(graph, id="r", answers={"inner:0[0]/ask:0": 4, "inner:0[2]/ask:0": 6})
+        assert result.output == [4, 5, 6]
+        assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Duplicate)
+        assert isinstance(await engine.approve("r", question, 7, approval_id="other"), Finished)
 
 
 async def test_items_with_large_results_go_on_in_the_next_engine(tmp_path: Any) -> None:

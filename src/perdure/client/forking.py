@@ -11,7 +11,16 @@ from msgspec import Raw
 from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
-from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
+from perdure.errors import (
+    AlreadyExists,
+    CannotRetry,
+    Corrupt,
+    ForkRefused,
+    NoSuchOp,
+    NotDecodable,
+    PerdureError,
+    UsageError,
+)
 from perdure.kernel.batches import OP
 from perdure.kernel.chunks import DRAIN, chunk_of
 from perdure.kernel.events import (
@@ -29,8 +38,8 @@ from perdure.kernel.hints import did_you_mean
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
-from perdure.kernel.history.ops import find, find_last, ops
-from perdure.kernel.history.retry_points import memoized, rerun, retried, withdrawals
+from perdure.kernel.history.ops import Op, find, find_last, ops
+from perdure.kernel.history.retry_points import check_replaceable, memoized, rerun, retried, withdrawals
 from perdure.kernel.ids import BATCH, BUILT_IN, check_id, check_text, step_key
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Dataflow
@@ -115,6 +124,8 @@ class Forks:
         given = {step if chunk else op.path: self._encoded(inputs)} if inputs else None
         if flow is None:
             return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, by, inputs=given)
+        if "/" in item:
+            await self._in_chunk(run.run_id, chunk, step)
         again = flow.affected(op.path, {path: one.began for path, one in found.items()}) | {op.path}
         again |= {path for path in found if path.startswith((f"{op.path}/", f"{op.path}["))}
         now = self._base.clock.now()
@@ -168,13 +179,23 @@ class Forks:
         found = ops(batches)
         began = {path: one.began for path, one in found.items() if end is None or one.began < end}
         again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()
+        # Outcomes of ops in chunks, and what depends on them there; items of which nothing is kept.
+        inside, behind, dropped = dict[str, Any](), list[str](), set[str]()
         given = (await self._base.payloads.with_input(batches)).input
         names = set(msgspec.json.decode(named_input(given, forks.claimed_names(batches))))
         for name, value in values.items():
             made = (name, ()) if name in found else flow.maker(name, began)
-            if made is not None:
+            chunk, _ = ("", "") if made is not None else chunk_of(name, began)
+            if chunk:
+                there = await self._in_chunk(run.run_id, chunk, name)
+                check_replaceable(name, there[name].kind)
+                behind += flow.affected(name, {op: one.began for op, one in there.items()})
+                again |= flow.affected(chunk, began)
+                inside[name] = value
+            elif made is not None:
                 op, path = made
                 again |= flow.affected(op, began)
+                dropped |= {item for item in found if item.startswith(f"{op}[")}
                 outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
             elif name in names or flow.taking(name, began):
                 again |= flow.taking(name, began)
@@ -185,11 +206,20 @@ class Forks:
                     f"{did_you_mean(name, {*flow.values, *names})}"
                 )
         again -= outcomes.keys()
-        self._check_types(run, flow, outcomes)
+        self._check_types(run, flow, {**outcomes, **inside})
         changes = await self._input(run, batches, inputs) if inputs else {}
         started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
-        past = rerun(batches, again, await self._outcomes(outcomes), started, now, end=end)
-        return [path for path in found if path in again], past
+        past = rerun(
+            batches,
+            again | dropped,
+            await self._outcomes(outcomes),
+            started,
+            now,
+            end=end,
+            items={chunk_of(name, began)[0]: "" for name in inside} or None,
+            inside=self._encoded(inside) or None,
+        )
+        return [*sorted(behind), *(path for path in found if path in again)], past
 
     async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
         """Outcomes by op path, also if they are given by the names of a graph's values."""
@@ -222,6 +252,8 @@ class Forks:
         if known is _UNKNOWN:
             events = events_in(batches)
             ended = [one for one in events if isinstance(one, StepSucceeded) and one.op == op]
+            if ops(batches)[op].kind == "map":
+                raise UsageError(f"it is a part of each result of {op}; replace the results as a whole, or of an item")
             if not ended:
                 raise UsageError(f"{op} has no outcome yet in which a value could be replaced")
             known = msgspec.json.decode(await self._base.payloads.load(ended[-1].blob, ended[-1].value))
@@ -304,7 +336,7 @@ class Forks:
         without = next((one for one in candidates if one.ops), candidates[0])
         return retried(batches, without, started, now)
 
-    async def keep_chunk(self, run_id: str, started: RunStarted) -> int:
+    async def keep_chunk(self, run_id: str, started: RunStarted, flow: Dataflow | None) -> int:
         """Give the run of a chunk the outcomes of the run that it continues, and return how many.
 
         That is the run of the same chunk in the run that its parent continues, or in the last one before that had it.
@@ -312,12 +344,15 @@ class Forks:
         call = started.remote
         assert call is not None
         assert call.map is not None
+        base, path = call.op.rpartition("[")[0].rpartition("/")[2], ""
+        if call.map.again:
+            number, _, rest = call.map.again.partition("/")
+            path = f"{base}[{number}]/{rest}".rstrip("/")
+        inputs, values = await self._edits_of_chunk(started.parent, call.op)
         former = await self._former_chunk(call.map.past, call.op)
-        item = f"{call.op.rpartition('/')[2].rpartition('[')[0]}[{call.map.again}]"
-        inputs = await self._item_inputs(started.parent, item) if call.map.again else None
         if former is None:
             # It was pruned: all items run again, one of them perhaps with other arguments.
-            given = [] if inputs is None else [RunForked(call.map.past, 0, inputs=inputs)]
+            given = [RunForked(call.map.past, 0, inputs=inputs)] if inputs else []
             await self._messages.send_decided(run_id, lambda state: given)
             return 0
         if not former.status.finished:
@@ -329,8 +364,11 @@ class Forks:
         if started.memo:
             past = memoized(batches, started, now)
         else:
-            again = {path for path in ops(batches) if path == item or path.startswith(f"{item}/")}
-            past = rerun(batches, again, {}, started, now, inputs=inputs)
+            began = {op: one.began for op, one in ops(batches).items()}
+            edited = [one for one in (path, *values) if one]
+            again = {op for op in began if op == path or any(op.startswith(f"{one}/") for one in edited)}
+            again |= {op for one in edited if flow is not None for op in flow.affected(one, began)}
+            past = rerun(batches, again - values.keys(), await self._outcomes(values), started, now, inputs=inputs)
         kept: list[OutcomeKept | RunForked] = []
         for event in past[0].events:
             # Without the steps of the run itself, which reported the results of its items.
@@ -353,14 +391,28 @@ class Forks:
             origin = before.forked_from
         return found[0]
 
-    async def _item_inputs(self, parent: str, item: str) -> dict[str, dict[str, Raw]] | None:
-        """The arguments that a run gives to an item of a chunk, if it was started to run the item with others."""
+    async def _in_chunk(self, run_id: str, chunk: str, path: str) -> dict[str, Op]:
+        """The ops of a chunk, by their paths in the run of its map. Raises NoSuchOp if this path is not among them."""
+        former = await self._former_chunk(run_id, chunk)
+        batches = () if former is None else await self._base.store.journal.read(former.run_id)
+        within = chunk[: chunk.rfind("/") + 1]
+        found = {within + op: one for op, one in ops(batches).items() if not op.startswith("<")}
+        if path not in found:
+            raise NoSuchOp(path, tuple(found))
+        return found
+
+    async def _edits_of_chunk(self, parent: str, chunk: str) -> tuple[dict[str, dict[str, Raw]] | None, dict[str, Raw]]:
+        """Other arguments and outcomes that a run gives to ops of a chunk of it, by their paths in the chunk."""
+        inputs: dict[str, dict[str, Raw]] = {}
+        values: dict[str, Raw] = {}
+        within = chunk.rfind("/") + 1
         for batch in await self._base.store.journal.read(parent):
             for event in batch.events:
-                for op, given in (event.inputs or {}).items() if isinstance(event, RunForked) else ():
-                    if op.rpartition("/")[2] == item:
-                        return {item: given}
-        return None
+                if isinstance(event, RunForked):
+                    for given, found in ((event.inputs, inputs), (event.values, values)):
+                        of_chunk = {op[within:]: one for op, one in (given or {}).items() if chunk_of(op, [chunk])[0]}
+                        found.update(of_chunk)  # type: ignore[arg-type]
+        return inputs or None, values
 
     # --- in common ------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from perdure.client.views import (
 from perdure.client.why import Why, World, alive, explain, unread, why_ended
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
 from perdure.kernel.batches import OP, ROW, BatchInput
-from perdure.kernel.chunks import MAP, ChunkOutcome, chunk_range, joined_outcomes
+from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_range, joined_outcomes
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -57,6 +57,7 @@ from perdure.kernel.events import (
     StepStarted,
     StepStatus,
     StepSucceeded,
+    ValueRecorded,
     WaitOpened,
     WaitResolved,
     entries,
@@ -453,6 +454,8 @@ class Queries:
                     value = await load(event.blob, event.value)
                 elif isinstance(event, WaitResolved) and event.brings_value and "/" not in inner:
                     value = event.value
+                elif isinstance(event, ValueRecorded) and event.kind == "map" and op.startswith(prefix):
+                    value = _known_results(event.value) if "/" not in inner else value
                 if value and why_no_result(value) is None:
                     values |= flow.named(inner, _with_items(inner, plain_result(value), mapped))
                 if (every and ended) or isinstance(event, RunStarted):
@@ -829,6 +832,12 @@ def _about(event: AnyEvent, path: str) -> bool:
 
 def _ends(run: RunRow, entry: Entry) -> bool:
     return isinstance(entry.event, ChildFinished) and bool(run.root) and entry.event.op == child_path(run)
+
+
+def _known_results(recorded: Raw) -> Raw:
+    """The results that a map has from the beginning; nothing if its items make them."""
+    shape = msgspec.json.decode(recorded, type=MapShape)
+    return shape.results if shape.results != NULL else Raw(b"[]" if not shape.n else b"")
 
 
 def _with_items(op: str, value: Any, mapped: dict[str, dict[int, Any]]) -> Any:

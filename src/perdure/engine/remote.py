@@ -33,7 +33,7 @@ from perdure.kernel.ids import REMOTE, inputs_hash
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Execution, Program
+from perdure.kernel.program import Dataflow, Execution, Program
 from perdure.kernel.values.arguments import call_names, rebound, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
@@ -41,7 +41,7 @@ from perdure.kernel.values.failures import describe
 Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]
 # Gives the run of a chunk the outcomes of the run that it continues, and returns how many.
-Keep = Callable[[str, RunStarted], Awaitable[int]]
+Keep = Callable[[str, RunStarted, Dataflow | None], Awaitable[int]]
 
 # Retry while the store is unavailable: the outcome must not be lost.
 _UNTIL_REPORTED = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
@@ -199,7 +199,8 @@ class ChunkRun:
         if self._began is not None and isinstance(event, CancelRequested):
             return [CancelOp(_KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
         if self._began is not None and isinstance(event, StepFailed):
-            return [Finish(RunStatus.FAILED, error=event.error)]
+            self._end = Finish(RunStatus.FAILED, error=event.error)
+            return [self._reporting(self._end)]
         self._running = True
         return self.advance(self._began or event, at)
 
@@ -214,7 +215,7 @@ class ChunkRun:
 
     def _keeping(self) -> RunStep:
         async def keep() -> int:
-            return await self._program.keep(self._run_id, self._started)
+            return await self._program.keep(self._run_id, self._started, self._program.graph(self._started).dataflow)
 
         return _own_step(_KEEP, keep, b"")
 

@@ -19,6 +19,7 @@ from perdure.kernel.values.items import KEY, Part, reference
 if TYPE_CHECKING:
     from perdure.kernel.state import RunState
 
+NULL = Raw(b"null")
 # The queue of a step that is a chunk. Its run is in no queue.
 CHUNK = "perdure.map"
 # The prefix of the program of a chunk's run, before the name of the program that has the map.
@@ -27,6 +28,17 @@ MAP = "perdure.map."
 DRAIN = "something beside it failed"
 # At most so many chunks of a map are under way.
 OPEN_CHUNKS = 8
+
+
+class MapShape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a map has recorded: how many items it has, how many of them are in a chunk if it runs in chunks.
+
+    With `results`, that is what it gives, and no item runs: a caller has replaced them.
+    """
+
+    n: int
+    chunk: int | None = None
+    results: Raw = NULL
 
 
 class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,13 +110,17 @@ def column(data: bytes, path: str) -> bytes | None:
     return None if parts is None else reference(parts) if parts else b"[]"
 
 
-def chunk_of(item: str, ops: Iterable[str]) -> tuple[str, str]:
-    """Which of these ops is the chunk that has an item, and the number of the item; empty if none is."""
-    path, _, number = item.removesuffix("]").rpartition("[")
-    if path and number.isdecimal():
-        for op in ops:
-            if op.startswith(f"{path}[") and (numbers := chunk_range(op)) and numbers[0] <= int(number) <= numbers[1]:
-                return op, number
+def chunk_of(path: str, ops: Iterable[str]) -> tuple[str, str]:
+    """The op of the chunk, among these, that has an item or an op in one, and where in it: `3`, or `3/load:0`.
+
+    Empty if there is none.
+    """
+    for op in ops:
+        numbers, before = chunk_range(op), op[: op.rfind("[") + 1]
+        if numbers is not None and path.startswith(before):
+            number, _, rest = path[len(before) :].partition("]")
+            if number.isdecimal() and numbers[0] <= int(number) <= numbers[1]:
+                return op, number + rest
     return "", ""
 
 

@@ -76,7 +76,8 @@ class MapCall(msgspec.Struct, frozen=True, omit_defaults=True):
     program: str
     version: str
     within: tuple[tuple[str, str, str], ...] = ()
-    # The run_id of an earlier run whose chunk this one continues, and an item that runs again even if it has a result.
+    # The run_id of an earlier run whose chunk this one continues, and what runs again even if it has a result: an item,
+    # such as `3`, or an op in one, such as `3/load:0`.
     past: str = ""
     again: str = ""
 
@@ -496,8 +497,9 @@ class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
 class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     """The past of the origin ends here: the events before it are those of `run_id` before `seq`, `moved` seconds later.
 
-    `inputs` replace arguments that the program gives to ops, by op and name; `state` are values that are published from
-    here on. `run` is the context of the origin, without tags. `by`: who asked for it.
+    `inputs` replace arguments that the program gives to ops, by op and name; `values` the outcomes of ops in chunks of
+    maps, by op path; `state` are values that are published from here on. `run` is the context of the origin, without
+    tags. `by`: who asked for it.
     """
 
     run_id: str
@@ -507,6 +509,7 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     state: dict[str, Raw] | None = None
     run: RunContext | None = None
     by: str = ""
+    values: dict[str, Raw] | None = None
 
 
 class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):

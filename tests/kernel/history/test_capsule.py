@@ -324,7 +324,13 @@ def test_fingerprints_of_inputs_go_with_what_was_taken_out() -> None:
 def test_edited_values_of_forks_and_outputs_of_bail_are_redacted() -> None:
     secret = Raw(b'{"pan":"4111"}')
     events: list[AnyEvent] = [
-        RunForked("r0", 1, inputs={"charge:0": {"card": secret, "pan": Raw(b'"4111"')}}, state={"card": secret}),
+        RunForked(
+            "r0",
+            1,
+            inputs={"charge:0": {"card": secret, "pan": Raw(b'"4111"')}},
+            state={"card": secret},
+            values={"a:0[1]": secret},
+        ),
         StepFailed("charge:0", 1, Failure("E", "m"), bailed=True, output=secret),
     ]
     capsule = Capsule("r1", "it", "shop", "1", [Batch(0, 1.0, events)], {})

@@ -26,6 +26,7 @@ from perdure.authoring.dataflow.plan import (
 )
 from perdure.authoring.dataflow.values import Value
 from perdure.kernel.program import Dataflow
+from perdure.kernel.values.codec import OwnDecoder
 
 
 class Dependence(Dataflow):
@@ -82,7 +83,12 @@ class Dependence(Dataflow):
             return Any if flow is None else flow.type_of(rest)
         if node.question is not None:
             return node.question.answer
-        return Any if node.kind == "gate" or (node.mapped is not None and "[" not in first) else node.returns
+        returns = node.returns
+        if node.kind == "gate" or isinstance(returns, OwnDecoder):
+            return Any
+        if node.mapped is None or "[" in first:
+            return returns
+        return list[returns | None] if node.mapped.on_error == "none" else list[returns]  # type: ignore[valid-type]
 
     def _latest(self, outputs: Iterable[Output], ops: Mapping[str, int]) -> tuple[str, Path] | None:
         """The op that made one of these values last; that of a graph inside this one is made by an op in it."""

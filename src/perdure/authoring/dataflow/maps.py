@@ -14,7 +14,7 @@ from msgspec import Raw
 from perdure.authoring.dataflow.plan import Mapped, Node
 from perdure.authoring.dataflow.values import Value, record
 from perdure.errors import UsageError
-from perdure.kernel.chunks import CHUNK, OPEN_CHUNKS, ChunkInput, ChunkOutcome, joined_outcomes
+from perdure.kernel.chunks import CHUNK, OPEN_CHUNKS, ChunkInput, ChunkOutcome, MapShape, joined_outcomes
 from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.items import cut, parts_of, reference
@@ -71,12 +71,10 @@ def columns_of(op: str, over: tuple[str, ...], arguments: Mapping[str, Value]) -
     return columns
 
 
-def chunk_size(mapped: Mapped, columns: Mapping[str, Column], count: int, recorded: Raw | None) -> int | None:
+def chunk_size(mapped: Mapped, columns: Mapping[str, Column], count: int, recorded: MapShape | None) -> int | None:
     """How many items a chunk of a map has; None where it begins its items itself. As it was recorded, if it was."""
-    if recorded is not None:
-        known: int | None = msgspec.json.decode(recorded, type=dict[str, int]).get("chunk")
-        if known is not None or not any(column.stored for column in columns.values()):
-            return known
+    if recorded is not None and (recorded.chunk is not None or not any(one.stored for one in columns.values())):
+        return recorded.chunk
     if count > 2 * mapped.chunk or any(column.stored for column in columns.values()):
         return mapped.chunk
     return None

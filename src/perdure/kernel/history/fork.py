@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import UsageError
+from perdure.kernel.chunks import MapShape
 from perdure.kernel.context import RunContext, started_context, without_tags
 from perdure.kernel.events import (
     NULL,
@@ -278,7 +279,8 @@ class _Edit:
         if isinstance(event, ChildFinished):
             return [ChildFinished(event.op, RunStatus.COMPLETED, value.kept, value.blob)]
         if isinstance(event, ValueRecorded | StateSet):
-            return [msgspec.structs.replace(event, value=value.data)]
+            kind = event.kind if isinstance(event, ValueRecorded) else ""
+            return [msgspec.structs.replace(event, value=recorded_value(kind, value.data))]
         if isinstance(event, WaitResolved):
             return self._resolved(self._found[event.op], event, value)
         if isinstance(event, WaitOpened):
@@ -319,6 +321,18 @@ def _unconsumed(batches: Sequence[Batch], found: Mapping[str, Op], point: Point)
         if isinstance(event, SignalReceived) and seq < point.seq and seq not in taken | point.unsent:
             signals.setdefault(address(event.child, event.name), seq)
     return signals
+
+
+def recorded_value(kind: str, given: Raw) -> Raw:
+    """What is recorded of an op that gets this value from a caller."""
+    if kind != "map":
+        return given
+    try:
+        count = len(msgspec.json.decode(given, type=list[Raw]))
+    except msgspec.MsgspecError:
+        shown = bytes(given)[:80].decode(errors="replace")
+        raise UsageError(f"a map gives the list of the results of its items, and {shown} is no list") from None
+    return Raw(msgspec.json.encode(MapShape(count, results=given)))
 
 
 def _check_editable(op: Op) -> None:

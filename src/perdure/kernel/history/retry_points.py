@@ -38,7 +38,7 @@ from perdure.kernel.events import (
     WaitResolved,
     numbered,
 )
-from perdure.kernel.history.fork import USED, Value, context_of, end_of
+from perdure.kernel.history.fork import USED, Value, context_of, end_of, recorded_value
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
 from perdure.kernel.history.ops import Op, ops
 from perdure.kernel.ids import enclosing, op_name
@@ -246,12 +246,13 @@ def rerun(
     end: int | None = None,
     inputs: dict[str, dict[str, Raw]] | None = None,
     items: Mapping[str, str] | None = None,
+    inside: dict[str, Raw] | None = None,
 ) -> list[Batch]:
     """The first batch of a run that keeps the outcomes of another, except for the ops `again`, which run again.
 
     `values` are other outcomes for some ops; `inputs` other arguments; nothing from event `end` on is kept. What failed
     runs again, too, but not in a child that completed. `items` are the items that run again in chunks, by the op of the
-    chunk; empty for those that failed.
+    chunk; empty for those that failed. `inside` are other outcomes for ops in chunks.
     """
     past, found = _Outcomes(started), ops(batches)
     end = end_of(batches) if end is None else end
@@ -273,7 +274,9 @@ def rerun(
         past.replace(op, found[op].kind, value)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded() or None, seen=seen)
-    forked = RunForked(started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from))
+    forked = RunForked(
+        started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from), values=inside
+    )
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
 
@@ -382,11 +385,9 @@ class _Outcomes:
             answer = WaitResolved.answered(op, "", value.data)
             self._kept[op] = OutcomeKept(op, "waited", "", value.data, by=answer.by)
         elif kind in USED:
-            self.used[op] = value.data
+            self.used[op] = recorded_value(kind, value.data)
         else:
-            raise UsageError(
-                f"{op} is a {kind}, whose outcome cannot be replaced; replace one in it, as in {op}/step:0"
-            )
+            check_replaceable(op, kind)
 
     def _wait(self, event: WaitResolved, taken: SignalReceived | None) -> OutcomeKept:
         inputs = self._inputs.get(event.op, "")
@@ -414,6 +415,12 @@ class _Outcomes:
     def unread(self) -> list[SignalReceived]:
         """The signals that no kept wait consumed."""
         return list(self._sent.values())
+
+
+def check_replaceable(op: str, kind: str) -> None:
+    """Raise UsageError for an op that can be given no other outcome."""
+    if kind not in ("step", "approval", *USED):
+        raise UsageError(f"{op} is a {kind}, whose outcome cannot be replaced; replace one in it, as in {op}/step:0")
 
 
 # --- whether the retry would get further ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ _FORMS = (
 # The fields of events that hold values of users, and the field that names the blob of an offloaded one.
 VALUES = {"value": "blob", "input": "input_blob", "payload": "", "request": "", "progress": "", "output": ""}
 # Fields with several values: a list of them, and by op or by key.
-CHUNKS, KEYED, ARGUMENTS = "chunks", ("recorded", "state"), "inputs"
+CHUNKS, KEYED, ARGUMENTS = "chunks", ("recorded", "state", "values"), "inputs"
 
 
 class Path(msgspec.Struct, frozen=True):

@@ -1,0 +1,201 @@
+"""What is edited in maps, and run again in them: the same in one journal (`chunk=500`) and in chunks (`chunk=2`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import Engine, ForkRefused, NoSuchOp, RunStatus, UsageError
+from perdure.errors import Corrupt
+from perdure.graph import Graph, Items, interrupt, node
+from perdure.kernel.events import StepSucceeded
+from perdure.ports.runs import RunFilter
+
+CALLS: list[str] = []
+# Untyped: what is checked here is not the types.
+OPEN: Any = Engine
+IN_CHUNKS = pytest.mark.parametrize("chunk", [2, 500])
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    CALLS.clear()
+
+
+@node
+def load(x: int) -> int:
+    CALLS.append(f"load {x}")
+    return x
+
+
+@interrupt(answer=str)
+def ask(load: int) -> str:
+    return f"What about {load}?"
+
+
+@node
+def save(load: int, ask: str) -> str:
+    CALLS.append(f"save {load}")
+    return f"{load} {ask}"
+
+
+@node
+async def report(page: Items[Any], prefix: str = "") -> str:
+    CALLS.append("report")
+    return prefix + ", ".join([str(one) async for one in page])
+
+
+ITEM = Graph([load, ask, save], name="item", output=save)
+
+
+def pages(chunk: int, of: Any = ITEM, **options: Any) -> Graph[..., Any]:
+    mapped = node(of, name="page", inputs={"x": "xs"}).map_over("x", chunk=chunk, **options)
+    return Graph([mapped, report], name="pages", output=report)
+
+
+async def answered(engine: Any, handle: Any) -> Any:
+    """Answer what a run asks until it has ended."""
+    result = await handle.outcome(until="rest")
+    while result.interrupted:
+        result = await handle.outcome(until="rest", answers={one.path: "ok" for one in result.interrupts})
+    assert result.status is RunStatus.COMPLETED, result
+    return result.output
+
+
+@IN_CHUNKS
+@pytest.mark.parametrize("nested", [False, True])
+async def test_time_travel_to_an_op_in_an_item_runs_again_what_depends_on_it(chunk: int, nested: bool) -> None:
+    graph, at = pages(chunk), ""
+    if nested:
+        graph, at = Graph([graph], name="around", output="pages"), "pages:0/"
+    async with OPEN("memory://", [graph]) as engine:
+        await answered(engine, await engine.start(graph(xs=[0, 1, 2, 3, 4]), id="r"))
+
+        async def again(op: str, **inputs: Any) -> tuple[list[str], list[str], str]:
+            CALLS.clear()
+            handle = await engine.time_travel("r", f"{at}{op}", inputs)
+            asked = [one.path for one in (await handle.outcome(until="rest")).interrupts]
+            return asked, CALLS, await answered(engine, handle)
+
+        one, rest = "page:0[3]", "0 ok, 1 ok, 2 ok, 3 ok, 4 ok"
+        assert await again(f"{one}/load:0") == ([f"{at}{one}/ask:0"], ["load 3", "save 3", "report"], rest)
+        assert await again(f"{one}/ask:0") == ([f"{at}{one}/ask:0"], ["save 3", "report"], rest)
+        assert await again(f"{one}/save:0") == ([], ["save 3", "report"], rest)
+        assert await again(f"{one}/save:0", load=9) == ([], ["save 9", "report"], rest.replace("3", "9"))
+        for missing in ("page:0[3]/sav:0", "page:0[9]/save:0", "page:0[9]"):
+            with pytest.raises(NoSuchOp):
+                await engine.time_travel("r", f"{at}{missing}")
+
+
+@IN_CHUNKS
+async def test_the_outcome_of_an_op_in_an_item_is_replaced(chunk: int) -> None:
+    graph = pages(chunk)
+    async with OPEN("memory://", [graph]) as engine:
+        await answered(engine, await engine.start(graph(xs=[0, 1, 2, 3]), id="r"))
+
+        async def update(values: dict[str, Any]) -> tuple[set[str], str]:
+            said = set(await engine.update_state("r", values, dry_run=True))
+            CALLS.clear()
+            return said, await answered(engine, await engine.update_state("r", values))
+
+        behind = {"page:0[3]/ask:0", "page:0[3]/save:0", "report:0"}
+        assert await update({"page:0[3]/load:0": 30}) == (behind, "0 ok, 1 ok, 2 ok, 30 ok")
+        assert CALLS == ["save 30", "report"]
+        both = {"page:0[2]/ask:0": "no", "page:0[3]/ask:0": "never"}
+        said = {"page:0[2]/save:0", "page:0[3]/save:0", "report:0"}
+        assert await update(both) == (said, "0 ok, 1 ok, 2 no, 30 never")
+        # It holds also in the runs that follow.
+        assert await update({"prefix": "> "}) == ({"report:0"}, "> 0 ok, 1 ok, 2 no, 30 never")
+        assert CALLS == ["report"]
+        with pytest.raises(UsageError, match="is a child, whose outcome cannot be replaced"):
+            await engine.update_state("r", {"page:0[3]": "x"})
+        with pytest.raises(ForkRefused, match="cannot be read as int"):
+            await engine.update_state("r", {"page:0[3]/load:0": "x"})
+
+
+async def square(x: int) -> int:
+    CALLS.append(f"square {x}")
+    if x == 7:
+        raise ValueError("seven")
+    return x * x
+
+
+@IN_CHUNKS
+async def test_the_result_of_an_item_is_replaced(chunk: int) -> None:
+    graph = pages(chunk, square)
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(xs=[0, 1, 2, 3]), id="r")
+        CALLS.clear()
+        assert await engine.update_state("r", {"page:0[3]": 1000}, dry_run=True) == ["report:0"]
+        assert await (await engine.update_state("r", {"page:0[3]": 1000})).result() == "0, 1, 4, 1000"
+        assert CALLS == ["report"]
+        assert [item.output for item in await engine.items("r", "page:0")] == [0, 1, 4, 1000]
+        with pytest.raises(UsageError, match="neither an input nor a value"):
+            await engine.update_state("r", {"page:0[4]": 1})
+
+
+@IN_CHUNKS
+async def test_the_results_of_a_map_are_replaced_as_a_whole(chunk: int) -> None:
+    graph = pages(chunk, square, on_error="none")
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(xs=[0, 1, 2, 7]), id="r")).output == "0, 1, 4, None"
+        for name, values in (("page", [5, None]), ("page:0", [])):
+            CALLS.clear()
+            assert await engine.update_state("r", {name: values}, dry_run=True) == ["report:0"]
+            output = await (await engine.update_state("r", {name: values})).result()
+            assert (output, CALLS) == (", ".join(map(str, values)), ["report"])
+            assert (await engine.values("r"))["page"] == values
+            # It holds also in the runs that follow.
+            for prefix in ("> ", ""):
+                handle = await engine.update_state("r", {"prefix": prefix})
+                assert await handle.result() == prefix + output
+            assert CALLS == ["report"] * 3
+        with pytest.raises(ForkRefused, match=r"cannot be read as list\[int \| None\]"):
+            await engine.update_state("r", {"page": ["x"]})
+        fork = await engine.fork("r", values={"page": [1, 2, 3]})
+        assert await fork.result() == "1, 2, 3"
+        with pytest.raises(UsageError, match="a map gives the list of the results"):
+            await engine.fork("r", values={"page": 3})
+        assert await (await engine.time_travel("r", "page")).result() == "0, 1, 4, None"
+
+
+@IN_CHUNKS
+async def test_a_part_of_each_result_of_a_map_is_not_replaced_by_its_name(chunk: int) -> None:
+    @node(outputs=("low", "high"))
+    def bounds(x: int) -> tuple[int, int]:
+        return x, x + 1
+
+    graph = Graph([node(bounds, inputs={"x": "xs"}).map_over("x", chunk=chunk)], name="g")
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(xs=[1, 2, 3, 4, 5]), id="r")).output["high"] == [2, 3, 4, 5, 6]
+        with pytest.raises(UsageError, match="it is a part of each result of bounds:0"):
+            await engine.update_state("r", {"low": [9]})
+        handle = await engine.update_state("r", {"bounds:0": [(1, 9)]})
+        assert await handle.result() == {"low": [1], "high": [9]}
+
+
+@IN_CHUNKS
+async def test_a_map_over_nothing_is_a_value_too(chunk: int) -> None:
+    graph = pages(chunk, square)
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(xs=[]), id="r")
+        assert (await engine.values("r"))["page"] == []
+
+
+async def test_a_chunk_that_cannot_be_continued_fails_its_map() -> None:
+    async def large(x: int) -> str:
+        return str(x) * 400_000
+
+    graph = pages(2, large)
+    async with OPEN("memory://", [graph]) as engine:
+        result = await engine.run(graph(xs=[0, 1, 2, 3, 4]), id="r")
+        assert result.status is RunStatus.COMPLETED
+        store = engine._base.store
+        for row, _ in await store.runs.list(RunFilter(parent=result.run_id)):
+            for batch in await store.journal.read(row.run_id):
+                for event in batch.events:
+                    if isinstance(event, StepSucceeded) and event.op == "page:0[2]":
+                        del store.blobs.blobs[event.blob]
+        result = await (await engine.time_travel("r", "page:0[3]")).outcome()
+        assert isinstance(result.error, Corrupt), result
