@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from perdure import Diverged, Engine, step_context
-from perdure.graph import END, Graph, Items, node, route
+from perdure.graph import END, Graph, Items, interrupt, node, route
 from perdure.testing import crash_everywhere, interleavings, replay
-from perdure.testing.simulation import STORMY, Faults, Simulation
+from perdure.testing.simulation import STORMY, Faults, Message, Sender, Simulation
 
 effects: dict[str, int] = {}
 
@@ -111,3 +111,15 @@ def test_a_long_map_in_a_graph_inside_survives_a_crash_at_every_commit() -> None
     survived = crash_everywhere(graph(numbers=[1, 2, 3]))
     assert survived.result.output == 14
     assert set(survived.executions) == {"sums:0/total:0", *(f"sums:0/square:0[{n}]" for n in range(3))}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_questions_of_items_in_chunks_survive_a_crash_at_every_commit(nested: bool) -> None:
+    question = interrupt(answer=int, name="ask")(lambda number: number)
+    asked = node(question, inputs={"number": "numbers"}).map_over("number", chunk=1)
+    graph, at = Graph([asked, node(square, name="total", inputs={"number": "n"})], name="g"), ""
+    if nested:
+        graph, at = Graph([graph], name="around"), "g:0/"
+    answers = [Sender([Message("approve", f"{at}ask:0[{i}]/ask:0", i * 10)]) for i in range(3)]
+    survived = crash_everywhere(graph(numbers=[1, 2, 3], n=2), senders=answers)
+    assert survived.result.output["ask"] == [0, 10, 20]

@@ -105,7 +105,7 @@ class Sending:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _hold_against_the_store(self, message: Message, id: str, verdict: Verdict) -> None:
-        problem = check(message, id, verdict, find(self.monitor, message.run))
+        problem = check(message, id, verdict, self.monitor)
         if problem:
             self.monitor.accuse(f"{message.kind} {message.name!r} {id} of {message.run}: {verdict!r}, but {problem}")
 
@@ -136,13 +136,20 @@ def find(monitor: Monitor, id: str) -> Watched | None:
     return found[-1] if found else None
 
 
-def check(message: Message, id: str, verdict: Verdict, watched: Watched | None) -> str:
+def _chunks_of(monitor: Monitor, watched: Watched) -> list[Watched]:
+    """The runs of the chunks of a run, whose journals have the answers to the questions of their items."""
+    found = ((one, one.state.started) for one in monitor.runs.values())
+    return [one for one, started in found if started is not None and started.parent == watched.state.run_id]
+
+
+def check(message: Message, id: str, verdict: Verdict, monitor: Monitor) -> str:
     """What is wrong with a reply; empty if it is true."""
+    watched = find(monitor, message.run)
     if watched is None:
         return "" if isinstance(verdict, NotFound) else "there is no such run"
     state = watched.state
     ended: RunStatus | None = state.finished.status if state.finished is not None else None
-    there = _times(watched, message, id)
+    there = sum(_times(one, message, id) for one in (watched, *_chunks_of(monitor, watched)))
     if there > 1:
         return f"it is in the journal {there} times"
     match verdict:
@@ -179,9 +186,8 @@ def judge(senders: Sequence[Sending], monitor: Monitor) -> None:
     for sending in senders:
         sent: dict[tuple[str, str], list[str]] = {}
         for reply in sending.replies:
-            watched = find(monitor, reply.message.run)
             if not isinstance(reply.verdict, Finished | AlreadyFinished | NotFound):
-                problem = check(reply.message, reply.id, reply.verdict, watched)
+                problem = check(reply.message, reply.id, reply.verdict, monitor)
                 if problem:
                     monitor.accuse(f"{reply.id} was answered with {reply.verdict!r}, and now {problem}")
             if reply.message.kind == "signal" and isinstance(reply.verdict, Accepted | Duplicate):
