@@ -99,7 +99,7 @@ async def test_start_says_that_the_disk_is_full_and_leaves_nothing_behind(
     async with Engine(store, [doubling]) as engine:
         assert (await engine.run(doubling(1), id="before")).output == 2
         disk.full = True
-        with pytest.raises(StoreUnavailable, match=r"runs\.db .*the disk is full; make room"):
+        with pytest.raises(StoreUnavailable, match=r"runs\.db .*the disk is full; free some space"):
             _ = await engine.start(doubling(2), id="during")
         assert await engine.get("during") is None
         assert (await engine.run(doubling(1), id="before")).output == 2, "reading goes on"

@@ -230,7 +230,7 @@ def test_what_hangs_is_given_up_after_the_grace_and_the_process_ends(kind: str, 
         until(lambda: place.log("begin"))
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
-    assert f"gives up 1 step: {kind}:0 of run 'it'" in first.log
+    assert f"s for 1 step: {kind}:0 of run 'it'" in first.log
     assert place.owner("it") is None
     with place.worker("second"):
         until(lambda: len(place.log("begin")) == 2)

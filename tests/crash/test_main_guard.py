@@ -67,7 +67,7 @@ def test_a_script_without_a_guard_is_told_to_write_one(how: str, tmp_path: Path)
     assert ended.returncode == 1
     assert 'if __name__ == "__main__":' in ended.stderr
     assert "crunch:0" in ended.stderr
-    assert "let the run go on with `perdure runs retry ID`" in ended.stderr
+    assert "Then retry the run: `perdure runs retry ID`" in ended.stderr
     assert ended.stderr.count("Traceback") == 1, ended.stderr
 
 

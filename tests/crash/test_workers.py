@@ -287,10 +287,10 @@ def test_a_worker_logs_each_attempt_that_fails_unless_it_is_told_not_to(
         until(lambda: asyncio.run(status()) == "failed")
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
-        said = [line for line in process.log.splitlines() if "run m1: send:0, attempt" in line]
+        said = [line for line in process.log.splitlines() if "run m1: step send:0: attempt" in line]
     assert len(said) == lines
     if lines:
-        assert said[0].endswith("attempt 1 of 2 failed: ConnectionError: the line is dead; the next begins in 0.0 s")
+        assert said[0].endswith("attempt 1 of 2 failed: ConnectionError: the line is dead; next attempt in 0.0 s")
         assert " INFO " in said[0]
 
 
