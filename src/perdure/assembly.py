@@ -123,7 +123,9 @@ class Engine(Client):
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise UsageError(f"threads={threads!r} must be a whole number, at least 1; None: {DEFAULT_THREADS}")
+            raise UsageError(
+                f"threads={threads!r} must be a whole number of at least 1; leave it out for {DEFAULT_THREADS}"
+            )
         if executor is not None and not hasattr(executor, "submit"):
             raise UsageError(f"Engine(executor={executor!r:.80}): give one with the interface of concurrent.futures")
         if clock is not None and not hasattr(clock, "now"):

@@ -314,7 +314,7 @@ async def test_schedules_are_no_runs_of_a_bulk_call() -> None:
         ({"ids": "abc"}, "is one string; give a list"),
         ({"ids": ["a"], "program": "x"}, "leave out other filters"),
         ({"program": "x", "limit": 0}, "give a maximum number of runs"),
-        ({"status": "asleep"}, "'asleep' is no status"),
+        ({"status": "asleep"}, "'asleep' is not a status"),
         ({"ids": ["a", "b"], "limit": 1}, "names 2 runs, more than limit=1"),
     ],
 )

@@ -56,7 +56,7 @@ async def test_a_step_is_changed_for_a_run(tmp_path: Path, overrides: Any, expec
 
 
 WRONG = [
-    ({"c": {"with": 1}}, "there is no such step or job; there is a, b, end"),
+    ({"c": {"with": 1}}, "there is no such step or job; there are a, b, end"),
     ({"a": {"id": "z"}}, "it must leave an object with the same id"),
     ({"a": [{"op": "replace", "path": "", "value": 1}]}, "it must leave an object with the same id"),
     ({"a": {"tiemout": 1}}, "a step has no key 'tiemout'; did you mean 'timeout'?"),

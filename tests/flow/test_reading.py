@@ -144,8 +144,8 @@ def test_all_problems_are_told_at_once_with_what_may_be_meant(tmp_path: Path) ->
         "12:5 error F006 a step needs the key 'id'",
         "15:15 error F012 unknown step 'totls' in ${{ steps.totls.n }}; did you mean 'totals'?",
         "15:31 error F013 unknown input 'dat' in ${{ input.dat }}; did you mean 'date'?",
-        "16:13 error F012 unknown step 'nothing' in needs; there is big, totals",
-        "17:15 error F002 this is one of fail, skip, {value: ...} or {use: ..., with: ...}; there is fail, skip",
+        "16:13 error F012 unknown step 'nothing' in needs; there are big, totals",
+        "17:15 error F002 this is one of fail, skip, {value: ...} or {use: ..., with: ...}; there are fail, skip",
     ]
 
 

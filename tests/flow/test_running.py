@@ -223,7 +223,7 @@ output: {one: "${{ steps.one }}", many: "${{ steps.many }}", wrong: "${{ steps.w
     assert "one:0/made:0" in ran.paths()
     assert problems_of(tmp_path, "steps: [{id: a, use: 'flow:./inner.yaml', with: {m: 3}}]") == [
         "3:49 error F022 flow:./inner.yaml needs 'n'",
-        "3:50 error F022 flow:./inner.yaml takes no argument 'm'; there is by, n",
+        "3:50 error F022 flow:./inner.yaml takes no argument 'm'; there are by, n",
     ]
     (tmp_path / "inner.yaml").write_text("perdure: 1\nname: inner\nsteps: [{id: a, use: 'flow:./flow.yaml'}]")
     assert "this flow contains itself" in problems_of(tmp_path, "steps: [{id: a, use: 'flow:./inner.yaml'}]")[0]

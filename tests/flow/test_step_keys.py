@@ -99,7 +99,7 @@ def test_what_is_wrong_with_repeat(tmp_path: Path) -> None:
       - {id: d, use: value, repeat: {max: 2}}
     """
     assert problems_of(tmp_path, text) == [
-        "4:36 error F011 there is no 'last' to refer to here; there is env, input, jobs, resources, run, secrets, "
+        "4:36 error F011 there is no 'last' to refer to here; there are env, input, jobs, resources, run, secrets, "
         "steps, vars",
         "5:36 error F012 'b' is this step: its result in the last round is `last`",
         "5:65 warning F009 yes is text here; write true, false, null or a number, or quote it",
@@ -227,9 +227,9 @@ def test_what_is_wrong_with_on_error(tmp_path: Path) -> None:
       - {id: f, use: value, on_error: {use: 1}}
     """
     assert problems_of(tmp_path, text) == [
-        "4:47 error F005 on_error with `use` has no key 'value'; there is use, with",
+        "4:47 error F005 on_error with `use` has no key 'value'; there are use, with",
         "5:41 error F022 sleep needs 'for'",
         "6:10 error F016 these steps wait for each other: c → d → c",
-        "8:35 error F002 this is one of fail, skip, {value: ...} or {use: ..., with: ...}; there is fail, skip",
+        "8:35 error F002 this is one of fail, skip, {value: ...} or {use: ..., with: ...}; there are fail, skip",
         "9:41 error F002 use names a component, as in `use: http`; this is a number",
     ]

@@ -344,8 +344,8 @@ def test_fields_of_an_output_that_no_node_makes_are_refused() -> None:
 def test_an_unknown_name_in_select_or_with_entrypoint_is_refused() -> None:
     graph = Graph([a, b], name="g")
     assert "did you mean 'b'" in problems(lambda: graph.select("bb"))[0]
-    assert "names nothing; there is a, b" in problems(graph.select)[0]
-    assert "names nothing; there is a, b" in problems(graph.with_entrypoint)[0]
+    assert "names nothing; there are a, b" in problems(graph.select)[0]
+    assert "names nothing; there are a, b" in problems(graph.with_entrypoint)[0]
     assert "did you mean 'b'" in problems(lambda: graph.with_entrypoint("bb"))[0]
     assert "did you mean 'x'" in problems(lambda: graph.rename_inputs(xx="y"))[0]
     assert "did you mean 'b'" in problems(lambda: graph.rename_outputs(bb="y"))[0]

@@ -82,7 +82,11 @@ def _invalid(text: str, where: str, error: json.JSONDecodeError) -> str:
     if not text.strip():
         return f'{where} is empty; JSON is expected, as in --input \'{{"name": "value"}}\''
     if text.strip()[0].isalpha():
-        message += f"\nIn JSON, a string is in double quotes: --input '{json.dumps(text.strip()[:40])}'"
+        # `--set charge:0` names its own option.
+        option, _, name = where.partition(" ")
+        quoted = json.dumps(text.strip()[:40])
+        example = f"{option} '{name}={quoted}'" if name else f"--input '{quoted}'"
+        message += f"\nIn JSON, a string is in double quotes: {example}"
     return message
 
 

@@ -171,7 +171,8 @@ def _sentence(error: CycloptsError, tokens: list[str]) -> str:
         name = error.argument.name
         what = name if error.argument.index is None else name.lstrip("-").upper()
         return f"{' '.join(error.command_chain)} needs {what}"
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    return text[:1].lower() + text[1:].removesuffix(".")
 
 
 def _help_command(tokens: list[str]) -> str:

@@ -764,7 +764,7 @@ def _status(value: RunStatus | str) -> RunStatus:
     try:
         return RunStatus(value)
     except ValueError:
-        raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None
+        raise UsageError(f"{value!r} is not a status; there are {', '.join(RunStatus)}") from None
 
 
 def _whole(value: int, what: str, least: int, meaning: str) -> int:

@@ -17,4 +17,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return f"there is {shown}" if names else "there is none"
+    return f"there {'are' if len(names) > 1 else 'is'} {shown or 'none'}"

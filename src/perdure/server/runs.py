@@ -59,7 +59,7 @@ def statuses(given: Sequence[str]) -> list[RunStatus]:
         try:
             found.append(RunStatus(one))
         except ValueError:
-            detail = f"{one[:40]!r} is no status; there are {', '.join(RunStatus)}"
+            detail = f"{one[:40]!r} is not a status; there are {', '.join(RunStatus)}"
             raise Problem(422, "invalid_request", detail, fields=[FieldError("status", detail)]) from None
     return found
 

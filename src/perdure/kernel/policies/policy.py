@@ -88,7 +88,9 @@ def suggest(word: str, words: Iterable[str], elsewhere: Mapping[str, str] | None
     if elsewhere is not None and word in elsewhere:
         return f"here it is called {elsewhere[word]}"
     near = difflib.get_close_matches(str(word), known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"there {'are' if len(known) > 1 else 'is'} {', '.join(known) or 'none'}"
 
 
 def _retry(given: Any, where: str) -> Retry:
