@@ -24,7 +24,7 @@ EMBEDDED_LEASE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How an orchestrator recovers orphans, and how long its lease is. Durations are in seconds."""
+    """The recovery of orphans by an orchestrator, and its lease. Durations are in seconds."""
 
     enabled: bool = True
     """Whether it takes over runs of dead orchestrators while it is open."""
@@ -89,7 +89,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which runs an engine prunes automatically. Durations are seconds or timedeltas."""
+    """The runs that an engine prunes automatically. Durations are seconds or timedeltas."""
 
     older_than: Duration
     """The minimum time since the end of a run."""
@@ -114,7 +114,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What the steps of flows may use besides what is built in: see docs/flows.md.
+    """What the steps of flows may use beside the built-in components: see docs/flows.md.
 
     `python`: modules, with all below them. `http`: hosts that are not public, with a port or without. `shell`: whether
     they may run commands. `profile`: which of their profiles flows have that have any.

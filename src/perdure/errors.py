@@ -234,7 +234,7 @@ class InvalidSettings(UsageError):
 
 
 class GraphProblem:
-    """What is wrong with a node, or with a whole graph: where, and what to change."""
+    """A problem of a node, or of a whole graph: where it is, and what to change."""
 
     def __init__(self, where: str, message: str) -> None:
         self.where, self.message = where, message
@@ -257,7 +257,7 @@ class GraphInvalid(UsageError):
 
 
 class FlowProblem:
-    """What is wrong with a flow, and where. `level` is "error" or "warning"; `code` is stable, such as "F012"."""
+    """A problem of a flow, and its place. `level` is "error" or "warning"; `code` is stable, such as "F012"."""
 
     __slots__ = ("code", "column", "file", "level", "line", "message")
 
@@ -594,7 +594,7 @@ class DeadlineExceeded(PerdureError, TimeoutError):
 
 
 class RunError(PerdureError):
-    """How a run ended, or why it is parked."""
+    """The end of a run, or the reason of its parking."""
 
 
 class RunFailed(RunError):

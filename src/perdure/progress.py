@@ -25,7 +25,7 @@ ENDS = (StepSucceeded, StepFailed, StepSkipped)
 
 
 class HasJournals(Protocol):
-    """A client, as far as it is needed here."""
+    """The part of a client that is needed here."""
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]: ...
 
@@ -100,7 +100,7 @@ class Line:
 
     async def recall(self, client: HasJournals, id: str) -> None:
         """Count from the beginning of a run that this process resumes, if there is one of that id."""
-        with suppress(PerdureError):  # whatever is wrong with it, its result says
+        with suppress(PerdureError):  # its result says what is wrong
             self._progress.recall(id, await client.journal(id))
             self._show(self._progress.text)
 
@@ -118,7 +118,7 @@ def progress_line(name: str, wanted: bool | None) -> Iterator[Line | None]:
     with Console(stderr=True).status(Text(progress.text)) as status:
 
         def show(text: str) -> None:
-            # As Text: an id is not markup, whatever is in it.
+            # As Text: an id may look like markup.
             status.update(Text(text, overflow="ellipsis", no_wrap=True))
 
         yield Line(progress, show)

@@ -49,7 +49,7 @@ def mirrors(*asynchronous: type) -> Callable[[C], C]:
 
 
 def mirrored(value: Any, loop: Loop) -> Any:
-    """What an async method returned, for blocking code: with handles, locks and blobs of the blocking kind."""
+    """The result of an async method, for blocking code: with handles, locks and blobs of the blocking kind."""
     cls = _MIRRORS.get(type(value))
     if cls is not None:
         return cls(value, loop)

@@ -62,7 +62,7 @@ DUE = "the next run of its schedule is due"
 class FireRequest(msgspec.Struct, frozen=True):
     """An order to start a run, with all that is needed to fire it.
 
-    `busy`: another order waits in line. `patient`: it waits whatever the overlap policy. `at` is when it was given.
+    `busy`: another order waits in line. `patient`: it waits under any overlap policy. `at` is when it was given.
     """
 
     id: str
@@ -76,7 +76,7 @@ class FireRequest(msgspec.Struct, frozen=True):
 
 
 class ScheduledRuns:
-    """What schedules do with runs, through the engine they live in."""
+    """The actions of schedules on runs, through their engine."""
 
     def __init__(self, base: StoreClient, starts: Starts, messages: Messages) -> None:
         self._base, self._starts, self._messages = base, starts, messages

@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where settings come from: the data of a file and the lines in it, and the variables that override it."""
+    """The origin of settings: the data of a file and the lines in it, and the variables that override it."""
 
     file: str = ""
     data: Any = field(default_factory=dict)

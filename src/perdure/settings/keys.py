@@ -19,7 +19,7 @@ TYPES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a setting holds, in words, with an example. `read` gives None for anything else.
+    """A kind of setting, in words, with an example. `read` gives None for any other value.
 
     The second parameter of `read`: the value is text from a variable, from which numbers must be parsed.
     """

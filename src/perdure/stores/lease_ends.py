@@ -1,4 +1,4 @@
-"""Which leases have ended, for the watchers of a backend that notifies: released, or not renewed in time."""
+"""Watch leases that end, for a backend that notifies: they are released, or not renewed in time."""
 
 from __future__ import annotations
 

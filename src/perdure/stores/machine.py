@@ -1,4 +1,4 @@
-"""What the processes of one user on one machine share: a folder, and names that one of them has at a time.
+"""Shared by the processes of one user on one machine: a folder, and names that one process has at a time.
 
 The operating system drops a process's file locks when it ends, however it ends. Nothing is assumed about processes that
 share no such folder: those on another machine, or with another folder for temporary files.
@@ -116,7 +116,7 @@ class Name:
 
 
 def _boot() -> str:
-    """Which start of which machine this is."""
+    """The id of this boot of this machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -216,7 +216,7 @@ class Presence:
         except OSError:
             return False
         try:
-            # Shared: several may check at once, and a new holder can tell a check from a holder.
+            # Shared: several processes may check at once, and a new holder can tell a check from a holder.
             return _lock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
@@ -237,7 +237,7 @@ class Presence:
         except OSError:
             return
         try:
-            # Not if a process has taken that name meanwhile.
+            # Not if a process has taken that name since.
             if _lock(file, fcntl.LOCK_SH):
                 self._remove(self._path(owner))
         finally:

@@ -1,4 +1,4 @@
-"""Where etcd is and how to speak with it, read from a URL. Connects to nothing.
+"""Parse the URL of etcd: the servers, and how to connect to them. Connects to nothing.
 
 `etcd://user:password@h1:2379,h2:2379/prefix?ca=ca.pem&cert=client.pem&key=client-key.pem&timeout=3`. TLS is spoken when
 the scheme is `etcds` or one of the three files is named.
@@ -29,7 +29,7 @@ class Address:
     endpoints: tuple[str, ...]
     """Each as `host:port`, in the order in which they are tried."""
     prefix: str = "perdure"
-    """What all keys begin with, so that several systems can share a cluster."""
+    """The prefix of all keys, so that several systems can share a cluster."""
     user: str = ""
     password: str = field(default="", repr=False)
     tls: bool = False
@@ -77,7 +77,7 @@ def _no_password() -> str:
 
 
 def read_address(url: str) -> Address:
-    """What a URL says; raises InvalidStoreUrl, without the password, when it cannot be meant."""
+    """Parse a URL; raises InvalidStoreUrl, without the password."""
     shown = masked(url)
     try:
         parts = urlsplit(url)

@@ -24,7 +24,7 @@ NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record laye
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What etcd answered. `repeated`: an earlier try was sent, and its outcome is unknown."""
+    """An answer of etcd. `repeated`: an earlier try was sent, and its outcome is unknown."""
 
     body: dict[str, Any]
     repeated: bool = False
@@ -238,7 +238,7 @@ def _headers(token: str) -> dict[str, str]:
 
 
 def _refusal(status: int, content: bytes, tls: bool) -> Exception:
-    """What an answer that is not 200 means."""
+    """The error for an answer that is not 200."""
     try:
         body = msgspec.json.decode(content, type=dict[str, Any])
         code, message = int(body.get("code", 0)), str(body.get("message") or body.get("error") or "")

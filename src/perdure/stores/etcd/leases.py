@@ -75,7 +75,7 @@ class EtcdLeases:
         self.url = self.address.url
         self._gateway = Gateway(self.address, config.quiet)
         self._swept = -math.inf
-        # The highest epoch that this process has seen, whatever etcd has lost.
+        # The highest epoch that this process has seen, in case etcd loses it.
         self._highest = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:

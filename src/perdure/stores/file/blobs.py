@@ -81,7 +81,7 @@ class FileBlobs:
         return {entry.name for entry in _entries(self._folder.name(KEPT))}
 
     def path(self, id: str) -> str:
-        """Where a blob is."""
+        """The path of a blob."""
         return self._folder.name(BLOBS, id[:2], id)
 
 

@@ -168,7 +168,7 @@ class Folder:
         return found.st_ino, found.st_size
 
     def read_commits(self) -> list[Change] | None:
-        """What was committed since the last call; None when that is unknown, and everything must be read again."""
+        """The commits since the last call; None if they are unknown, and everything must be read again."""
         if self._log is None:
             return None
         changes: list[Change] = []

@@ -184,7 +184,7 @@ class FileJournal(MemoryJournal):
                 self._sizes[change.run] = change.offset + len(bytes(change.line)) + 1
 
     def offset(self, run_id: str) -> int:
-        """Where the next line of a run goes."""
+        """The position of the next line of a run."""
         return self._sizes.get(run_id, 0)
 
     def be_fresh(self) -> None:
@@ -214,7 +214,7 @@ class FileJournal(MemoryJournal):
         return await super().heads(run_ids)
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
+        """The end of the journal."""
         self.refresh()
         return await super().head(run_id)
 

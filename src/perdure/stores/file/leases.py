@@ -79,7 +79,7 @@ class FileLeases:
 
     @property
     def changes(self) -> int:
-        """How often a lease has changed hands."""
+        """The epoch of a lease: how often it has changed hands."""
         return self._saved().changes
 
     async def _change(self, change: Callable[[MemoryLeases], Awaitable[T]], *, changed: bool) -> T:

@@ -40,7 +40,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a commit does with the file of one run. `offset` is where its line goes."""
+    """The change that a commit makes to the file of one run. `offset` is the position of its line."""
 
     run: str
     kind: Literal["append", "rewrite", "remove"] = "append"
@@ -84,7 +84,7 @@ def changed(before: RunRow | None, after: RunRow) -> Fields:
 
 
 def merged(before: RunRow | None, change: Fields) -> RunRow:
-    """The row after a change; raises ValueError when that is none."""
+    """The row after a change; raises ValueError if it is not a row any more."""
     try:
         return _row.decode(msgspec.json.encode((fields(before) if before is not None else {}) | change))
     except msgspec.MsgspecError as error:

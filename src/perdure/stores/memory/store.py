@@ -139,7 +139,7 @@ class MemoryJournal:
         return {run_id: self.head_of[run_id].next_seq for run_id in run_ids if run_id in self.head_of}
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
+        """The end of the journal."""
         return self.head_of.get(run_id)
 
     def put_row(self, row: RunRow) -> None:

@@ -30,7 +30,7 @@ INSTEAD = {
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a store is. `shown` is the URL without its password, for messages; `dsn` is for the driver alone."""
+    """The address of a store. `shown` is the URL without its password, for messages; `dsn` is for the driver alone."""
 
     dsn: str
     shown: str

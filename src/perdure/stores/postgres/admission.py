@@ -40,7 +40,7 @@ _STARTS = """
 
 
 async def lock_queues(connection: Connection, address: Address, prepared: Sequence[Prepared]) -> None:
-    """Lock these queues until the transaction ends: no other process begins their runs meanwhile."""
+    """Lock these queues until the transaction ends: until then no other process begins their runs."""
     place = f"{address.schema} {address.names.prefix}"
     keys = {_key(f"{place} {one.admit.name}") for one in prepared if one.admit is not None}
     # In sorted order, so that two transactions that need the same queues do not deadlock.
@@ -62,7 +62,7 @@ async def admit(connection: Connection, fill: Callable[[str], str], prepared: Se
 
 
 class _Count:
-    """What is under way, and what began when."""
+    """The runs under way, and when runs began."""
 
     def __init__(self) -> None:
         self.running: dict[str, int] = {}

@@ -129,7 +129,7 @@ class Prepared(msgspec.Struct):
 
     @property
     def admit(self) -> Queue | None:
-        """The limits under which it is written; None where there are none, and nothing needs to be counted."""
+        """The limits under which it is written; None if there are none, and nothing needs to be counted."""
         queue = self.append.admit
         if queue is None or (queue.concurrency is None and queue.per_key is None and queue.rate is None):
             return None

@@ -178,7 +178,7 @@ class Connection:
             await self._raw.add_listener(channel, notified)
 
     def drop(self) -> None:
-        """Drop the connection at once, whatever it is doing."""
+        """Drop the connection at once, even if it is busy."""
         self._forget()
         if self._given_back:
             return

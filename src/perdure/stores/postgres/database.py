@@ -89,7 +89,7 @@ class Database:
         await asyncio.gather(*(one.close() for one in connections if one is not None), *self._ending)
 
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
-        """A new connection; raises an error of perdure that says why there is none."""
+        """A new connection; raises an error of perdure if that fails."""
         try:
             connection = await connect(self.address, self.config, self._trace, settings, self._silent, self._lender)
         except Exception as error:
@@ -153,7 +153,7 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
-        """The writing connection, which only the journal uses. Raises Lost when it ends meanwhile.
+        """The writing connection, which only the journal uses. Raises Lost if it ends while it is used.
 
         Raises StoreUnavailable when there is none, and nothing was sent.
         """
@@ -285,7 +285,7 @@ class Database:
         elif len(self._idle) < self._most_idle:
             self._idle.append(connection)
         else:
-            # No query waits for it, and a query that was cancelled meanwhile must not keep it from going back.
+            # No query waits for it, and a query that was cancelled must not keep it out of the pool.
             ending = asyncio.get_running_loop().create_task(connection.close())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -353,5 +353,5 @@ class Database:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, config.longest_pause)
             finally:
-                # Notifications may have been missed meanwhile.
+                # Notifications may have been missed.
                 self.notifications.changed()

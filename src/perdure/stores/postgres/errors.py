@@ -1,4 +1,4 @@
-"""What the errors of the driver, the server and the network mean: for the statement that met them, and for people."""
+"""Translate errors of the driver, the server and the network: for the statement that met them, and for people."""
 
 from __future__ import annotations
 

@@ -374,6 +374,6 @@ class PostgresJournal:
         return dict(rows)
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
+        """The end of the journal."""
         rows = await self._database.query(_HEAD, run_id)
         return Head(*rows[0]) if rows else None

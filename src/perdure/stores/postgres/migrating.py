@@ -69,7 +69,7 @@ class PostgresMigrations:
         return pending(self.url, await self.applied(), MIGRATIONS)
 
     async def sql(self) -> str:
-        """What `apply` would do, as a script for psql."""
+        """The migrations that `apply` would make, as a script for psql."""
         needed = await self.pending()
         if not needed:
             return ""

@@ -16,17 +16,17 @@ MAX_BYTES = 63
 LONGEST = len("runs_by_approvals")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = re.compile(r"\bperdure_([a-z_]+)\b")
-# Which index to use is told to SQLite alone.
+# Only SQLite is told which index to use.
 _INDEX = re.compile(r" indexed by \w+")
 
 
 def check_schema(name: str) -> str | None:
-    """What is wrong with the name of a schema; None when nothing is."""
+    """The flaw of a schema's name; None if it is valid."""
     return _problem("schema", name, MAX_BYTES)
 
 
 def check_prefix(name: str) -> str | None:
-    """What is wrong with a table prefix; None when nothing is."""
+    """The flaw of a table prefix; None if it is valid."""
     return _problem("table_prefix", name, MAX_BYTES - LONGEST)
 
 

@@ -158,7 +158,7 @@ class PostgresStore:
 
     @property
     def survives(self) -> Survives:
-        """What a commit survives, by the settings of the server."""
+        """The failures that a commit survives, by the settings of the server."""
         return "kill" if self._unsafe else "power_loss"
 
     def check_durability(self, durability: Durability) -> None:

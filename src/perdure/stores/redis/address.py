@@ -1,4 +1,4 @@
-"""What a Redis URL says. Connects to nothing."""
+"""Parse the URL of a Redis store. Connects to nothing."""
 
 from __future__ import annotations
 

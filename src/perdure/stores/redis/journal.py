@@ -122,7 +122,7 @@ class RedisJournal:
         return {run_id: int(found) for run_id, found in zip(run_ids, answers, strict=True) if found is not None}
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
+        """The end of the journal."""
         key = f"{self._server.address.prefix}head:{run_id}"
         return head_of(await self._server.query("HMGET", key, "n", "t", "s"))
 

@@ -14,7 +14,7 @@ from perdure.stores.redis.server import Server
 
 
 class Notifications:
-    """The number of commits, as far as this process knows."""
+    """The number of commits that this process knows of."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

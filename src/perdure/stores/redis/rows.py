@@ -21,7 +21,7 @@ PackedRow = tuple[str, Index, int]
 
 
 def pack(row: RunRow, texts: Texts) -> PackedRow:
-    """What a script needs to write a row: its run_id, what the indexes are made of, and its text."""
+    """The arguments of a script that writes a row: its run_id, the fields of the indexes, and its text."""
     index = Index(
         status=row.status.value,
         program=row.program,
@@ -71,7 +71,7 @@ def unpack_or_damage(run_id: str, text: bytes | None) -> RunRow | Corrupt:
 
 
 def head_of(columns: Sequence[bytes | None]) -> Head | None:
-    """A head by its fields; None when there is none that can be read."""
+    """A head from its fields; None if they cannot be read."""
     next_seq, at, size = columns
     if next_seq is None or at is None or size is None:
         return None

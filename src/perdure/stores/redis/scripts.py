@@ -26,7 +26,7 @@ _PARTS = {
 
 
 class Index(msgspec.Struct, frozen=True, array_like=True):
-    """What a stored row begins with: all that the indexes of runs are made of. Scripts know each field by its place."""
+    """The beginning of a stored row: the fields of the indexes. Scripts know each field by its position."""
 
     status: str
     program: str

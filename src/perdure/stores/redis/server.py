@@ -162,7 +162,7 @@ class Server:
             connection = await self.connect()
         except (RedisError, OSError) as error:
             raise self.explain(error) from error
-        if not self._open:  # it was closed meanwhile
+        if not self._open:  # it has been closed
             await connection.disconnect(nowait=True)
             raise StoreUnavailable(self.url, "it is closed")
         return connection
@@ -183,7 +183,7 @@ class Server:
                     answer = await connection.read_response()
             except ResponseError as error:
                 if self._is(error, *_ELSEWHERE):
-                    # The name may resolve to another server by now: only a new connection finds out.
+                    # The name may resolve to another server now: only a new connection finds out.
                     await self._drop(connection, *self._idle)
                     self._idle.clear()
                 else:

@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def promise(self) -> str:
-        """What may be lost when the server goes down, in words."""
+        """A description of what may be lost when the server goes down."""
         if self.survives_power_loss:
             return "what is acknowledged is on its disk (appendonly yes, appendfsync always)"
         if self.appendonly:

@@ -46,7 +46,7 @@ class RedisStore:
         self.upkeep = RedisUpkeep(self._server, self._notifications)
 
     async def open(self, *, migrate: bool) -> None:
-        """Connect; with `migrate`, begin a store under the prefix when there is none."""
+        """Connect; with `migrate`, create the store under the prefix if there is none."""
         async with self._users.opening() as first:
             if first:
                 self._server.open()
@@ -84,7 +84,7 @@ class RedisStore:
 
     @property
     def survives(self) -> Survives:
-        """What an append survives: the end of this process, and of the server if it logs to its disk."""
+        """The failures that an append survives: the end of this process, and of the server if it logs to its disk."""
         return "power_loss" if self._setup is not None and self._setup.survives_power_loss else "kill"
 
     def check_durability(self, durability: Durability) -> None:

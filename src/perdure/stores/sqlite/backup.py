@@ -19,7 +19,7 @@ PAGES = 1000
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """What was copied, as it stood at one moment: every run that was acknowledged before the copy began is in it."""
+    """A copy of the store at one moment: it has every run that was acknowledged before the copy began."""
 
     path: str
     bytes: int
@@ -52,7 +52,7 @@ def back_up(database: Database, target: str | os.PathLike[str], *, overwrite: bo
 def _name(part: Path, path: Path, overwrite: bool) -> None:
     if not overwrite:
         try:
-            os.link(part, path)  # unlike a rename it fails if the file exists by now
+            os.link(part, path)  # unlike a rename, it fails if the file exists
         except FileExistsError:
             raise _taken(path) from None
         except OSError:

@@ -40,7 +40,7 @@ class Threads:
             go_on.wait(PATIENCE)
 
         count = 0
-        with suppress(RuntimeError):  # closed meanwhile
+        with suppress(RuntimeError):  # it has been closed
             for pool, threads in self._pools:
                 for _ in range(threads):
                     pool.submit(stop)

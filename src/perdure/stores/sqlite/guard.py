@@ -65,7 +65,7 @@ _kept: list[int] = []
 
 
 class Guard:
-    """What protects one file in this process, shared by all stores that have it open."""
+    """Protects one file in this process, for all stores that have it open."""
 
     def __init__(self, path: str, identity: tuple[int, int], clock_step: float) -> None:
         self.path, self.identity, self._clock_step = path, identity, clock_step

@@ -132,7 +132,7 @@ class SqlJournal:
         return dict(self._database.query(_HEADS, (wanted,)))
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
+        """The end of the journal."""
         rows = self._database.query(_HEAD, (run_id,))
         return Head(*rows[0]) if rows else None
 

@@ -93,7 +93,7 @@ def migrate(db: apsw.Connection, url: str, *, dry_run: bool = False) -> list[Mig
 
 
 def script(migrations: Sequence[Migration]) -> str:
-    """What `migrate` does, for people who apply it by hand."""
+    """The migrations that `migrate` makes, for people who apply them by hand."""
     if not migrations:
         return ""
     lines = ["begin immediate;"]
@@ -118,7 +118,7 @@ class SqliteMigrations:
         return pending(self.url, await self.applied(), MIGRATIONS)
 
     async def sql(self) -> str:
-        """What `apply` would do, as a script for SQLite's shell."""
+        """The migrations that `apply` would make, as a script for SQLite's shell."""
         return script(await self.pending())
 
     async def apply(self, *, dry_run: bool = False) -> Sequence[Migration]:

@@ -104,7 +104,7 @@ def _remove(db: apsw.Connection, run_ids: Sequence[str]) -> Sequence[str]:
 
 
 def _note_some(db: apsw.Connection) -> bool:
-    """Note the references of some entries that older code wrote; False when there are none left."""
+    """Note the references of some entries that older code wrote; False when none are left."""
     rows: list[tuple[Any, ...]] = db.execute(_UNNOTED).fetchall()
     for run_id, position, *entry in rows:
         # What a damaged entry refers to is unknown, so this raises, and nothing is collected.
@@ -117,7 +117,7 @@ def _note_some(db: apsw.Connection) -> bool:
 
 def _collect(db: apsw.Connection, before: float, limit: int) -> Collected:
     if db.execute(_UNNOTED).fetchone() is not None:
-        return Collected(0, 0)  # older code has written meanwhile: collect another time
+        return Collected(0, 0)  # older code has written in between: collect another time
     found: list[tuple[Any, ...]] = db.execute(_UNUSED, (before, limit)).fetchall()
     gone = [(blob,) for blob, _ in found]
     db.executemany(_REMOVE_BLOB, gone)

@@ -1,1 +1,1 @@
-"""What the SQLite and PostgreSQL stores have in common."""
+"""The common parts of the SQLite and PostgreSQL stores."""

@@ -1,4 +1,4 @@
-"""Whose turn it is in a queue, for both SQL stores. Every question goes down an index, key by key.
+"""Which runs of a queue are next, for both SQL stores. Every question goes down an index, key by key.
 
 A queue may hold ten thousand runs of one key, or a thousand keys: the cost of a pick depends on the number of keys of
 the highest priority, not on the number of runs. Statements are written as `sqlshared/runs.py` says.
@@ -91,7 +91,7 @@ _STATS = """
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What other stores are about to begin: the runs, and the key of each."""
+    """The runs that other stores are about to begin, and the key of each."""
 
     run_ids: list[str] = []
     keys: list[str] = []

@@ -27,7 +27,7 @@ WIDTH = len(TABLE)
 
 
 def position(name: str) -> int:
-    """Where in a row a column is, from 0 on."""
+    """The position of a column in a row, from 0."""
     return TABLE.index(name)
 
 
@@ -116,7 +116,7 @@ def run_row_or_damage(columns: Sequence[Any], *, checked: bool = True) -> RunRow
         if crc == columns[WIDTH - 1]:
             return RunRow(*values)
         reason = "its checksum does not match"
-    except (ValueError, TypeError, AttributeError) as problem:  # text, JSON or a number that is none any more
+    except (ValueError, TypeError, AttributeError) as problem:  # damaged text, JSON or numbers
         reason = str(problem)
     return Corrupt(f"the row of run {_text(columns[_ID])!r}", reason, run_id=_text(columns[0]))
 

@@ -259,7 +259,7 @@ class SharedRuns:
         return tuple(by_status[status] for status in dict.fromkeys(filter.status))
 
     def _statement(self, values: bool, field: str, indexes: tuple[str, ...]) -> str:
-        """One statement, also for several statuses: a run that changes its status meanwhile is found, and once."""
+        """One statement, also for several statuses: a run that changes its status is found exactly once."""
         statement = self._lists.get((values, field, indexes))
         if statement is None:
             select = (self.run_and_head if values else self.without_values) + " where "

@@ -57,7 +57,7 @@ class Migrations(Protocol):
         """The migrations that it needs; raises SchemaMismatch as the function `pending` does."""
 
     async def sql(self) -> str:
-        """What `apply` would do, as a script for people; empty when there is nothing to do."""
+        """The migrations that `apply` would make, as a script for people; empty if there are none."""
 
     async def apply(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Apply what the database needs, all or nothing, and return that; with `dry_run`, roll it back.
@@ -80,7 +80,7 @@ def load_migrations(folder: Traversable) -> list[Migration]:
 
 
 def migration(file: str, sql: str) -> Migration:
-    """What a file of that name and content is."""
+    """The migration in a file of that name and content."""
     if BEGINS in sql:
         sql = sql.partition(BEGINS)[2].partition(ENDS)[0]
     named = _FILE.fullmatch(file)

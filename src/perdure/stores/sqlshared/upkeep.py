@@ -1,4 +1,4 @@
-"""What upkeep reads, for both SQL stores. Statements are written as `sqlshared/runs.py` says."""
+"""The reads of upkeep, for both SQL stores. Statements are written as `sqlshared/runs.py` says."""
 
 from __future__ import annotations
 
