@@ -113,6 +113,7 @@ class Engine(Client):
         resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
         flows: Flows | None = None,
+        redact: Sequence[str] = (),
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
@@ -159,6 +160,7 @@ class Engine(Client):
             durability=durability,
             reuse=reuse,
             structures=StoredPrograms(flows),
+            redact=redact,
         )
         base.queues = _queues_by_name(queues)
         base.items.reopen = _reopen(store)
@@ -548,13 +550,15 @@ def connect(
     limits: Limits | None = None,
     codecs: Iterable[TypeCodec[Any]] = (),
     clock: Clock | None = None,
+    redact: Sequence[str] = (),
 ) -> Client:
     """A client of a store: `async with connect(url) as client` or `client = await connect(url)`.
 
-    If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them.
+    If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them. `redact` is
+    what its capsules and its HTTP API leave out, as in `["$.card", "*password*"]`.
     """
     opened = with_leases(open_store(store), leases)
-    client = Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredPrograms())
+    client = Client(opened, limits=limits, codecs=codecs, clock=clock, structures=StoredPrograms(), redact=redact)
     client._base.items.reopen = _reopen(store)
     return client
 

@@ -450,7 +450,7 @@ class Client:
         """Remove from a finished run's journal what its steps emitted before they ended: chunks and progress."""
     def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
         """Recompute the row of every run from its journal, report where the stored row differs, and replace it."""
-    def export(self, id: str, *, redact: Sequence[str] = ...) -> bytes:
+    def export(self, id: str, *, redact: Sequence[str] = ..., always: Sequence[str] = ...) -> bytes:
         """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it."""
     def import_run(self, data: bytes) -> RunView:
         """Import a run from a capsule into this store, for reading and replaying; no engine executes it."""
@@ -482,6 +482,7 @@ class Engine(Client):
         resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
         flows: Flows | None = None,
+        redact: Sequence[str] = ...,
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
@@ -508,5 +509,6 @@ def connect(
     limits: Limits | None = None,
     codecs: Iterable[TypeCodec[Any]] = ...,
     clock: Clock | None = None,
+    redact: Sequence[str] = ...,
 ) -> Client:
     """A client of a store: `with connect(url) as client` or `client = await connect(url)`."""

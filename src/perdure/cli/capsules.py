@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from perdure.cli.clients import with_client
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, settings
 from perdure.cli.output import note, write_json
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
@@ -115,7 +115,7 @@ class _Knowing(Client):
     """A client that has programs, to name the source of a run's."""
 
     def __init__(self, store: Store, programs: dict[str, Program]) -> None:
-        super().__init__(store)
+        super().__init__(store, redact=settings().redact or ())
         self._assemble(self._base, _KnownPrograms(self._base, programs))
 
 

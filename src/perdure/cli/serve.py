@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, opened
+from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, opened, settings
 from perdure.cli.output import log_to_stderr
 
 
@@ -38,4 +38,4 @@ def serve(
 
     log_to_stderr(log_level)
     config = ServeConfig(host, port, tuple(allow_host or ()), trusted, trace_url)
-    return run(Client(opened(store), structures=StoredPrograms()), config)
+    return run(Client(opened(store), structures=StoredPrograms(), redact=settings().redact or ()), config)

@@ -30,6 +30,8 @@ from perdure.kernel.projection import RunRow, child_row
 from perdure.kernel.state import fold
 from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
+from perdure.kernel.values.redaction import Redaction
+from perdure.logs import redact_lines
 from perdure.ports.blobs import sources_of
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Head, append_one
@@ -60,8 +62,12 @@ class StoreClient:
         durability: str | Durability = "sync",
         reuse: Reuse = "return_existing",
         structures: Structures | None = None,
+        redact: Sequence[str] = (),
     ) -> None:
         self._kind = kind
+        # What people do not see of values, wherever they are shown.
+        self.redaction = Redaction(redact)
+        self._end_redacting: Callable[[], None] = lambda: None
         # What can read the stored structures of programs that are not here.
         self.structures = structures or NoStructures()
         self.store = store
@@ -102,11 +108,11 @@ class StoreClient:
     async def disconnect(self) -> None:
         """Close the store, if this client is open."""
         if self.forked:
-            self._watch = None  # it is its parent's to close
+            self.set_watch(None)  # it is its parent's to close
         if self._watch is not None:
             await self._watch.close()
             await self.followers.close()
-            self._watch = None
+            self.set_watch(None)
             if self._locks is not None:
                 await self._locks.locker.close()
             self.items.close()
@@ -153,6 +159,8 @@ class StoreClient:
     def set_watch(self, watch: RunWaiters | None) -> None:
         """Open for callers, whose waits this watch resolves; None: not open any more."""
         self._watch = watch
+        self._end_redacting()
+        self._end_redacting = redact_lines(self.redaction) if watch is not None else lambda: None
 
     @property
     def locks(self) -> Locks:

@@ -24,12 +24,15 @@ class Capsules:
     def __init__(self, base: StoreClient, gateway: RunGateway, queries: Queries) -> None:
         self._base, self._gateway, self._queries = base, gateway, queries
 
-    async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
+    async def export(self, id: str, *, redact: Sequence[str] = (), always: Sequence[str] = ()) -> bytes:
         """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it.
 
-        `redact` removes values: `$.card.number` from every value, `charge:0.$.pan` from an op, `$..pan` at any depth.
+        `redact` removes values: `$.card.number` from every value, `charge:0.$.pan` from an op, `$..pan` at any depth,
+        `*password*` under every key of such a name; one that matches nothing is an error. What `Engine(redact=...)`
+        names, and `always`, is removed where it is.
         """
-        return encode_capsule(take_out(await self.capsule(id), [redact] if isinstance(redact, str) else redact))
+        paths = [redact] if isinstance(redact, str) else redact
+        return encode_capsule(take_out(await self.capsule(id), paths, (*self._base.redaction.texts, *always)))
 
     async def capsule(self, id: str) -> Capsule:
         """A run with its children and its large values."""

@@ -37,8 +37,11 @@ class Reader:
         codecs: Iterable[TypeCodec[Any]] = (),
         clock: Clock | None = None,
         structures: Structures | None = None,
+        redact: Sequence[str] = (),
     ) -> None:
-        base = StoreClient("Client", store, limits=limits, codecs=codecs, clock=clock, structures=structures)
+        base = StoreClient(
+            "Client", store, limits=limits, codecs=codecs, clock=clock, structures=structures, redact=redact
+        )
         self._assemble(base, StoreGateway(base, base.resolve))
 
     def _assemble(self, base: StoreClient, gateway: RunGateway) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from perdure.errors import UsageError
 from perdure.kernel.ids import BATCH, SECRET
+from perdure.kernel.values.redaction import Redaction
 
 # What a route asks for. `any`: every caller who is let in at all, with whatever permissions.
 Permission = Literal["read", "run", "approve", "debug", "admin", "metrics"]
@@ -24,7 +25,7 @@ class Access:
 
     `may` are permissions: `read`, `run` (start, signal, cancel, pause, resume, retry, fork), `approve`, `debug`
     (source, variables, capsules), `admin` (schedules, locks, resolve), `metrics`. `programs` narrows them to runs of
-    these. `redact` are paths of values that are masked before they leave the server, as in `$.card.number`.
+    these. `redact` is left out of the values that they see, as in `$.card.number` or `*password*`.
     `by` says what they are known by, and `expires_at` until when.
     """
 
@@ -47,7 +48,7 @@ class Access:
             raise UsageError(f"Access(may=...): {wrong[0]!r:.40} is no permission; there are {', '.join(PERMISSIONS)}")
         object.__setattr__(self, "may", may)
         object.__setattr__(self, "programs", None if self.programs is None else frozenset(self.programs))
-        object.__setattr__(self, "redact", tuple(self.redact))
+        object.__setattr__(self, "redact", Redaction(self.redact).texts)
 
     def allows(self, role: str) -> bool:
         """Whether a route with this role may be used."""

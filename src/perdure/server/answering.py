@@ -103,7 +103,8 @@ async def _show(service: Service, link: Credential, problem: str = "", given: Ma
     asked = await _asked(service, link.run, link.op)
     if asked is None:
         return _page(410, "This question is closed", "It was answered, has expired, or is not asked any more.")
-    shown = "" if asked.request is None else f"<pre>{escape(_pretty(asked.request))}</pre>"
+    request = service.client._base.redaction.plain(asked.request, asked.path, asked.name)
+    shown = "" if request is None else f"<pre>{escape(_pretty(request))}</pre>"
     wrong = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
     until = "" if asked.deadline is None else f"<p>Answer before {asked.deadline:%Y-%m-%d %H:%M} UTC.</p>"
     fields = "".join(_fields(asked.schema, given))

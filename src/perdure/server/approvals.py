@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Raw, json
 
 from perdure.client.views import ApprovalView
+from perdure.kernel.values.redaction import Redaction
 from perdure.server import shapes
 from perdure.server.access import Access
 from perdure.server.found_run import INLINE
@@ -25,14 +26,14 @@ async def list_approvals(call: Call[shapes.ApprovalsQuery, None]) -> shapes.Appr
     page = seen[begin : begin + query.limit]
     more = begin + query.limit < len(seen)
     return shapes.Approvals(
-        approvals=[_item(who, one) for one in page],
+        approvals=[_item(who, call.service.redaction(who), one) for one in page],
         next=cursor(keys[begin + query.limit - 1], query) if more else None,
     )
 
 
-def _item(who: Access, view: ApprovalView) -> shapes.ApprovalItem:
+def _item(who: Access, redaction: Redaction, view: ApprovalView) -> shapes.ApprovalItem:
     root, _, child = view.run_id.partition("/")
-    data = Raw(json.encode(view.request))
+    data = Raw(redaction.value(json.encode(view.request), view.path, view.name))
     url = f"runs/{root}/values/run/request:{view.path}"
     return shapes.ApprovalItem(
         id=view.id,

@@ -33,7 +33,7 @@ async def start_bulk(call: Call[None, shapes.BulkBody]) -> Reply:
         note(call, f"began to {request.action} many runs by", handle.run_id)
     view = await client.get(handle.id)
     assert view is not None
-    return Reply(_item(view), 202 if before is None else 200)
+    return Reply(_item(call, view), 202 if before is None else 200)
 
 
 def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
@@ -90,7 +90,7 @@ async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> s
 
 async def get_bulk(call: Call[None, None]) -> shapes.BulkItem:
     """What has become of many runs so far."""
-    return _item(await _view(call))
+    return _item(call, await _view(call))
 
 
 async def abort_bulk(call: Call[None, shapes.EmptyBody]) -> Reply:
@@ -111,7 +111,8 @@ async def _view(call: Call[None, Any]) -> RunView:
     return view
 
 
-def _item(view: RunView) -> shapes.BulkItem:
+def _item(call: Call[Any, Any], view: RunView) -> shapes.BulkItem:
+    text = call.service.redaction(call.access).text
     action: str = view.input["request"]["action"]
     progress = Progress()
     if view.output is not None:
@@ -128,7 +129,7 @@ def _item(view: RunView) -> shapes.BulkItem:
         done=progress.done,
         skipped=progress.skipped,
         failed=progress.failed,
-        failures=[shapes.BulkFailure(id, error) for id, error in progress.failures],
+        failures=[shapes.BulkFailure(id, text(error)) for id, error in progress.failures],
     )
 
 

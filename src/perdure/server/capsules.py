@@ -17,7 +17,7 @@ from perdure.server.telling import note
 async def export_run(call: Call[shapes.ExportQuery, None]) -> Response:
     """A run with its children as one file, a capsule."""
     run = await call.run()
-    data = await run.client.export(run.root, redact=call.query.redact)
+    data = await run.client._capsules.export(run.root, redact=call.query.redact, always=run.redaction.texts)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", run.row.id)[:100]
     headers = {"Content-Disposition": f'attachment; filename="{name}.capsule"'}
     return Response(data, media_type=BYTES, headers=headers)

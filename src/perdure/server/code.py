@@ -17,10 +17,11 @@ from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
 from perdure.kernel.divergence.repair import code_at
 from perdure.kernel.events import Batch
-from perdure.kernel.history.diff import Diff
+from perdure.kernel.history.diff import INPUT, Diff
 from perdure.kernel.history.diff import diff as compare
 from perdure.kernel.history.ops import Op
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.values.redaction import REDACTED
 from perdure.ports.blobs import sources_of
 from perdure.server import shapes
 from perdure.server.found_run import INLINE, FoundRun
@@ -58,7 +59,7 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
                 raise
             problem = str(error)
         except Diverged as error:
-            problem = f"the code here is not the code that the run was recorded with: {error}"
+            problem = run.text(f"the code here is not the code that the run was recorded with: {error}")
     graph = not parts and any(one.structure for one in sources.values())
     if graph:
         values = await _values(run, place)
@@ -88,7 +89,7 @@ def _replayed(
             task.program,
             task.task,
             task.waits_for,
-            [shapes.FrameItem(frame.function, frame.source, frame.variables) for frame in task.frames],
+            [shapes.FrameItem(one.function, one.source, run.redaction.named(one.variables)) for one in task.frames],
         )
         for task in tasks
     ]
@@ -97,7 +98,8 @@ def _replayed(
 
 async def _values(run: FoundRun, at: str | int | None) -> dict[str, Any] | None:
     try:
-        return await run.client.values(run.row.run_id, at)
+        values = await run.client.values(run.row.run_id, at)
+        return {name: run.plain(value, name) for name, value in run.plain(values).items()}  # by path, then by name
     except UsageError:
         return None
 
@@ -128,17 +130,21 @@ async def diff_runs(call: Call[None, None]) -> shapes.Diff:
         added=found.added,
         removed=found.removed,
         takes=takes,
-        ops=[shapes.DiffItem(op.path, list(op.changes), _side(op.a), _side(op.b)) for op in found.ops],
+        ops=[shapes.DiffItem(op.path, list(op.changes), _side(a, op.a), _side(b, op.b)) for op in found.ops],
     )
 
 
-def _side(op: Op | None) -> shapes.DiffSide | None:
+def _side(run: FoundRun, op: Op | None) -> shapes.DiffSide | None:
     if op is None:
         return None
     large = bool(op.blob) or len(op.value) > INLINE
-    error = None if op.error is None else shapes.ErrorItem(op.error.type, op.error.message)
+    failure = run.redaction.failure(op.error, run.removed)
+    error = None if failure is None else shapes.ErrorItem(failure.type, failure.message)
     took = None if op.took is None or not math.isfinite(op.took) else op.took
-    value = None if large else op.value
+    if op.kind == "state" and run.redaction:
+        # Under which key it was published is not known here.
+        return shapes.DiffSide(op.status, REDACTED, 0, error, op.attempts, took, op.source)
+    value = None if large else run.redacted(op.value, op.path, arguments=() if op.path == INPUT else None)
     return shapes.DiffSide(op.status, value, len(op.value), error, op.attempts, took, op.source)
 
 
@@ -165,13 +171,14 @@ async def check_upgrade(call: Call[None, shapes.UpgradeBody]) -> StreamingRespon
     programs = call.service.programs.here
     if programs is None:
         raise Problem(409, "no_code", "this server has no programs to hold the open runs against")
-    client, sample = call.service.client, call.body.sample
+    client, sample, redaction = call.service.client, call.body.sample, call.service.redaction(call.access)
 
     async def lines() -> AsyncIterator[bytes]:
         try:
             async for one in upgrade_check(client, programs, sample=sample):
                 if call.access.sees(one.program):
-                    yield msgspec.json.encode(shapes.CheckedRun(**msgspec.structs.asdict(one))) + b"\n"
+                    found = redaction.texts_in(msgspec.structs.asdict(one))
+                    yield msgspec.json.encode(shapes.CheckedRun(**found)) + b"\n"
         except PerdureError as error:
             yield msgspec.json.encode({"problem": str(error)}) + b"\n"
 

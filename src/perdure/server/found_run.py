@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -9,10 +10,14 @@ from msgspec import Raw
 
 from perdure.client.client import Client
 from perdure.client.folded import in_slices
-from perdure.kernel.events import Batch, Entry, entries
+from perdure.kernel.events import AnyEvent, Batch, Entry, entries
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import RunState
+from perdure.kernel.values.failures import Failure
+from perdure.kernel.values.redact import VALUES, redacted_row, value_of, without_texts, without_values
+from perdure.kernel.values.redaction import Removed
 from perdure.ports.journal import Head
+from perdure.server import shapes
 from perdure.server.access import Access
 from perdure.server.routing import KIB
 
@@ -35,7 +40,11 @@ class FoundRun:
 
     def __init__(self, service: Service, client: Client, access: Access, address: str, row: RunRow, head: Head) -> None:
         self.service, self.client, self.access = service, client, access
-        self.address, self.row, self.head = address, row, head
+        self.address, self.head = address, head
+        self.redaction = service.redaction(access)
+        # What was taken out of its input and its output must not be seen in texts either.
+        self.removed = Removed()
+        self.row = redacted_row(row, self.redaction, self.removed)
         self.root, self.child = row.root or row.run_id, child_path(row)
 
     @property
@@ -63,13 +72,52 @@ class FoundRun:
 
     # --- values ---------------------------------------------------------------------------------------------------
 
-    async def value(self, place: str, data: Raw, blob: str) -> Any:
-        """A value for an answer: itself, or where it is to be had."""
-        return self.shown(place, await self.client.payloads.load(blob, data) if blob else data)
+    async def value(self, place: str, data: Raw, blob: str, *names: str, arguments: Sequence[str] | None = None) -> Any:
+        """A value for an answer: itself, or where it is to be had. `names` are what it can be called by."""
+        loaded = await self.client.payloads.load(blob, data) if blob else data
+        return self.shown(place, loaded, *names, arguments=arguments)
 
-    def shown(self, place: str, data: Raw) -> Any:
+    def shown(self, place: str, data: Raw, *names: str, arguments: Sequence[str] | None = None) -> Any:
         """As `value`, for one that is here."""
+        data = self.redacted(data, *names, arguments=arguments)
         return data if len(data) <= INLINE else self.elsewhere(place, len(data))
+
+    def redacted(self, data: Raw, *names: str, arguments: Sequence[str] | None = None) -> Raw:
+        """A value without what the caller does not see."""
+        return Raw(self.redaction.value(data, *names, arguments=arguments, removed=self.removed))
+
+    async def of_event(self, event: AnyEvent, field: str, seq: int) -> Any:
+        """A value of an event for an answer; None if the event has none."""
+        data = getattr(event, field, None)
+        if data is None:
+            return None
+        blob = str(getattr(event, VALUES[field], "")) if VALUES.get(field) else ""
+        loaded = await self.client.payloads.load(blob, data) if blob else data
+        seen = Raw(value_of(event, field, loaded, self.redaction, self.removed))
+        return seen if len(seen) <= INLINE else self.elsewhere(f"{seq}/{field}", len(seen))
+
+    def published(self, place: str, key: str, data: bytes) -> Any:
+        """A value that is published under a key, for an answer."""
+        seen = Raw(self.redaction.keyed(key, data, self.removed))
+        return seen if len(seen) <= INLINE else self.elsewhere(place, len(seen))
+
+    def plain(self, value: Any, *names: str) -> Any:
+        """As `redacted`, for a value that is decoded."""
+        return self.redaction.plain(value, *names, removed=self.removed) if self.redaction else value
+
+    def text(self, text: str) -> str:
+        """A text without what the caller does not see."""
+        return self.redaction.text(text, self.removed)
+
+    def failure(self, failure: Failure | None) -> shapes.FailureItem | None:
+        """An error for an answer."""
+        return shapes.failure_item(self.redaction.failure(failure, self.removed))
+
+    def event(self, event: AnyEvent) -> AnyEvent:
+        """An event without what the caller does not see; values in blobs are redacted when they are asked for."""
+        if not self.redaction:
+            return event
+        return without_texts(without_values(event, self.redaction, self.removed), self.redaction, self.removed)
 
     def elsewhere(self, place: str, size: int | None) -> dict[str, Any]:
         """What stands for a value in an answer: where it is to be had, relative to `api/v1/`."""

@@ -12,13 +12,12 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from perdure.kernel.events import AnyEvent, Entry
+from perdure.kernel.values.redact import VALUES, value_of
 from perdure.server import shapes
-from perdure.server.found_run import RUN, FoundRun
+from perdure.server.found_run import INLINE, RUN, FoundRun
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Route
 
-# The fields of events that hold values of users, and the field that names the blob of an offloaded one.
-VALUES = {"value": "blob", "input": "input_blob", "payload": "", "request": "", "progress": "", "output": ""}
 # How many events are read at a time where most of them may not be wanted, and how many in one request.
 SCANNED, SCANNED_AT_MOST = 1000, 20_000
 
@@ -53,17 +52,18 @@ def _is_asked_for(event: AnyEvent, run: FoundRun, kinds: set[str], op: str | Non
 
 async def event_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
     """An event for an answer: long values by where they are to be had."""
-    event, seq = entry.event, entry.seq
+    event, seq = run.event(entry.event), entry.seq
     shown = msgspec.json.decode(msgspec.json.encode(event), type=dict[str, Raw])
     kind = msgspec.json.decode(shown.pop("type"))
     for name, value in shown.items():
         if name not in VALUES:
-            shown[name] = as_raw(run.shown(f"{seq}/{name}", value))
+            shown[name] = value if len(value) <= INLINE else as_raw(run.elsewhere(f"{seq}/{name}", len(value)))
     for name in VALUES:
         data = getattr(event, name, None)
         if isinstance(data, Raw) and (name in shown or blob_of(event, name)):
             place = f"{seq}/{name}"
-            shown[name] = as_raw(run.elsewhere(place, None) if blob_of(event, name) else run.shown(place, data))
+            large = run.elsewhere(place, None if blob_of(event, name) else len(data))
+            shown[name] = as_raw(large) if blob_of(event, name) or len(data) > INLINE else data
     return shapes.EventItem(seq, entry.run_id, entry.at, kind, shown)
 
 
@@ -94,19 +94,19 @@ async def get_value(call: Call[shapes.ValueQuery, None]) -> Response:
 async def _of_run(run: FoundRun, field: str) -> Raw:
     row, load = run.row, run.client.payloads.load
     if field == "input":
-        return await load(row.input_blob, row.input)
+        return run.redacted(await load(row.input_blob, row.input), "input", arguments=())
     if field == "output":
-        return await load(row.output_blob, row.output)
+        return run.redacted(await load(row.output_blob, row.output), "output")
     what, colon, name = field.partition(":")
     state = await run.state()
     if what == "state" and colon:
         values = state.child_values.get(run.child, {}) if run.child else state.values
         if name in values:
-            return Raw(values[name])
+            return Raw(run.redaction.keyed(name, values[name]))
     if what == "request" and name in state.ops:
         asked = state.ops[name].opened
         if asked is not None:
-            return asked.request
+            return run.redacted(asked.request, name, asked.name)
     raise _no_value(f"{RUN}/{field}")
 
 
@@ -116,9 +116,10 @@ async def _of_event(run: FoundRun, place: str, field: str, item: int) -> Raw:
     found = await run.entries(int(place), 1)
     if not found or found[0].seq != int(place) or not _is_asked_for(found[0].event, run, set(), None):
         raise _no_value(f"{place}/{field}")
-    event = found[0].event
+    event = run.event(found[0].event)
     if field in VALUES and isinstance(getattr(event, field, None), Raw):
-        return await run.client.payloads.load(blob_of(event, field), getattr(event, field))
+        data = await run.client.payloads.load(blob_of(event, field), getattr(event, field))
+        return Raw(value_of(event, field, data, run.redaction))
     shown = msgspec.json.decode(msgspec.json.encode(event), type=dict[str, Raw])
     chunks: Sequence[Raw] = getattr(event, "chunks", ())
     if field == "chunk" and item < len(chunks):

@@ -44,7 +44,8 @@ async def stream_run(call: Call[shapes.StreamQuery, None]) -> EventStream:
 
     async def messages() -> AsyncIterator[Message]:
         async for chunk in run.client.stream(run.row.run_id, step, start):
-            item = shapes.ChunkItem(chunk.index, chunk.path, chunk.value, chunk.attempt, chunk.restart)
+            value = run.plain(chunk.value, chunk.path)
+            item = shapes.ChunkItem(chunk.index, chunk.path, value, chunk.attempt, chunk.restart)
             yield Message(msgspec.json.encode(item), str(chunk.index), "chunk")
         latest = await run.client.store.runs.get(run.row.run_id) or run.row
         yield Message(msgspec.json.encode({"status": latest.status}), event="end")

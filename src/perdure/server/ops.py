@@ -15,7 +15,6 @@ from perdure.errors import NoSuchOp, UsageError
 from perdure.kernel.events import NULL, Batch, Entry, StepStarted
 from perdure.kernel.step_records import StepRecord, steps
 from perdure.kernel.values.arguments import by_name
-from perdure.kernel.values.failures import Failure
 from perdure.server import shapes
 from perdure.server.found_run import FoundRun
 from perdure.server.journals import SCANNED
@@ -65,19 +64,19 @@ async def get_op(call: Call[shapes.OpQuery, None]) -> shapes.OpDetail:
         status=table.status[number],
         source=table.source[number],
         name=getattr(opened, "name", "") or path.rpartition("/")[2].partition(":")[0],
-        attempts=[] if record is None else _attempts(record),
-        output=None if ending is None else await _value_of(run, ending),
-        error=failure_item(record.error if record else getattr(finished, "error", None)),
-        progress=None if record is None else run.shown(f"{last}/progress", record.progress),
-        chunks=[] if record is None else [Raw(chunk) for chunk in record.chunks[-CHUNKS:]],
-        input_hash="" if record is None else record.inputs_hash,
-        inputs=inputs,
+        attempts=[] if record is None else _attempts(run, record),
+        output=None if ending is None else await run.of_event(ending.event, "value", ending.seq),
+        error=run.failure(record.error if record else getattr(finished, "error", None)),
+        progress=None if record is None else run.shown(f"{last}/progress", record.progress, path),
+        chunks=[] if record is None else [run.redacted(Raw(chunk), path) for chunk in record.chunks[-CHUNKS:]],
+        input_hash="" if record is None or run.redaction else record.inputs_hash,
+        inputs=None if inputs is None else run.plain(inputs, path),
         inputs_from=came_from,
-        request=_of_wait(run, opened, "request", first),
-        schema=_of_wait(run, opened, "schema", first),
+        request=await run.of_event(opened, "request", first),
+        schema=getattr(opened, "schema", None),
         deadline=time_of(getattr(opened, "deadline", None)),
         by="" if resolved is None else resolved.by,
-        reason=getattr(finished, "reason", ""),
+        reason=run.text(getattr(finished, "reason", "")),
         replayed=record.replayed if record is not None else False,
         child_run_id=(table.children.get(path) or f"{run.root}/{path}") if table.kind[number] == "child" else None,
         first_seq=first,
@@ -90,12 +89,12 @@ def _record(own: Sequence[Entry], path: str) -> StepRecord | None:
     return next((record for record in steps(batches) if record.path == path and record.attempts), None)
 
 
-def _attempts(record: StepRecord) -> list[shapes.AttemptItem]:
+def _attempts(run: FoundRun, record: StepRecord) -> list[shapes.AttemptItem]:
     return [
         shapes.AttemptItem(
             number=one.number,
             status=str(one.status),
-            error=failure_item(one.error),
+            error=run.failure(one.error),
             started_at=datetime.fromtimestamp(one.started_at, UTC),
             finished_at=time_of(one.finished_at),
             retry_at=time_of(one.retry_at),
@@ -103,30 +102,6 @@ def _attempts(record: StepRecord) -> list[shapes.AttemptItem]:
         )
         for one in record.attempts
     ]
-
-
-def failure_item(failure: Failure | None) -> shapes.FailureItem | None:
-    """An error for an answer."""
-    if failure is None:
-        return None
-    return shapes.FailureItem(
-        failure.type,
-        failure.message,
-        failure.traceback,
-        failure_item(failure.cause),
-        [item for one in failure.errors if (item := failure_item(one)) is not None],
-        failure.data if len(failure.data) else None,
-    )
-
-
-def _of_wait(run: FoundRun, opened: Any, field: str, seq: int) -> Any:
-    value = getattr(opened, field, None)
-    return None if value is None else run.shown(f"{seq}/{field}", value)
-
-
-async def _value_of(run: FoundRun, ending: Entry) -> Any:
-    value = getattr(ending.event, "value", None)
-    return None if value is None else await run.value(f"{ending.seq}/value", value, getattr(ending.event, "blob", ""))
 
 
 async def _inputs(run: FoundRun, path: str, record: StepRecord | None, replayed: bool | None) -> tuple[Any, Any]:
@@ -171,7 +146,14 @@ async def list_items(call: Call[shapes.ItemsQuery, None]) -> shapes.Items:
     page = found[: query.limit]
     return shapes.Items(
         items=[
-            shapes.MapItem(one.index, one.path, one.status, one.output, failure_item(one.error), one.reason)
+            shapes.MapItem(
+                one.index,
+                one.path,
+                one.status,
+                run.plain(one.output, one.path),
+                run.failure(one.error),
+                run.text(one.reason),
+            )
             for one in page
         ],
         next=page[-1].index + 1 if len(found) > query.limit else None,

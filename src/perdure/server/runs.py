@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from perdure.client.queries import COUNTED, RowPage
 from perdure.client.views import Loaded, RunSummary, run_summary
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun
-from perdure.kernel.events import RunStatus, moment
+from perdure.kernel.events import RunParked, RunStatus, moment
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.redact import redacted_row
+from perdure.kernel.values.redaction import Redaction, Removed
 from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter, Span
 from perdure.server import shapes
 from perdure.server.found_run import RUN, FoundRun
-from perdure.server.ops import failure_item
 from perdure.server.paging import cursor, key_of
 from perdure.server.problems import FieldError, Problem
 from perdure.server.routing import Call, Reply, Route
@@ -85,16 +90,32 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     found = (
         RowPage(()) if hidden else await service.client._queries.page(filter, query.limit, after, call.access.listed)
     )
+    seen = _seen(found.rows, service.redaction(call.access), filter)
     why: dict[str, shapes.WhyItem] = {}
     if query.why:
-        summaries = [_summary(row, head) for row, head in found.rows]
-        why = {id: _why(one) for id, one in (await service.client.reasons(summaries)).items()}
+        reasons = await service.client.reasons([_summary(row, head) for row, head, _ in seen])
+        texts = {row.run_id: text for row, _, text in seen}
+        why = {id: _why(one, texts[id]) for id, one in reasons.items()}
     return shapes.Runs(
-        runs=[shapes.RunItem(**run_item(row, head)) for row, head in found.rows],
+        runs=[shapes.RunItem(**run_item(row, head)) for row, head, _ in seen],
         next=None if found.cursor is None else cursor(found.cursor, query),
         why=why,
         searched=found.searched,
     )
+
+
+def _seen(
+    rows: Sequence[tuple[RunRow, Head]], redaction: Redaction, filter: RunFilter
+) -> list[tuple[RunRow, Head, Callable[[str], str]]]:
+    """Rows as the caller sees them, each with what makes texts about it such."""
+    seen: list[tuple[RunRow, Head, Callable[[str], str]]] = []
+    for row, head in rows:
+        removed = Removed()
+        shown = redacted_row(row, redaction, removed)
+        # A search must not find out what it does not show.
+        if not redaction or filter.match is None or filter.match.fits(shown):
+            seen.append((shown, head, partial(redaction.text, removed=removed)))
+    return seen
 
 
 async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
@@ -103,7 +124,7 @@ async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
     text = (query.q or "").strip()
     searches = text.startswith(("input", "output", "error")) and "=" in text
     parked = query.parked is not None
-    return await call.service.client._queries.filter(
+    filter = await call.service.client._queries.filter(
         "runs",
         {
             "status": [RunStatus.PARKED] if parked else statuses(query.status),
@@ -120,6 +141,8 @@ async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
             "search": text if searches else None,
         },
     )
+    # Without values, unless they are needed to know what texts must not repeat.
+    return replace(filter, values=bool(call.service.redaction(call.access)))
 
 
 def _zoned(at: datetime | None, name: str) -> datetime | None:
@@ -131,8 +154,8 @@ def _summary(row: RunRow, head: Head) -> RunSummary:
     return run_summary(Loaded(row), head)
 
 
-def _why(why: Why) -> shapes.WhyItem:
-    return shapes.WhyItem(why.kind, why.text, why.until)
+def _why(why: Why, text: Callable[[str], str]) -> shapes.WhyItem:
+    return shapes.WhyItem(why.kind, text(why.text), why.until)
 
 
 async def count_runs(call: Call[shapes.CountsQuery, None]) -> shapes.Counts:
@@ -191,9 +214,9 @@ async def detail_of(run: FoundRun, *, journal: bool = True) -> shapes.RunDetail:
     row = run.row
     return shapes.RunDetail(
         **run_item(row, run.head),
-        input=await run.value(f"{RUN}/input", row.input, row.input_blob),
-        output=await run.value(f"{RUN}/output", row.output, row.output_blob),
-        failure=failure_item(row.error),
+        input=await run.value(f"{RUN}/input", row.input, row.input_blob, "input", arguments=()),
+        output=await run.value(f"{RUN}/output", row.output, row.output_blob, "output"),
+        failure=shapes.failure_item(row.error),
         **(await _from_journal(run) if journal else {}),
     )
 
@@ -202,6 +225,7 @@ async def _from_journal(run: FoundRun) -> dict[str, Any]:
     """What only the journal says about a run."""
     row = run.row
     reasons = await run.client.reasons([_summary(row, run.head)])
+    graphs = (await run.table()).graphs if run.child else ()
     state = await run.state()
     inside = f"{run.child}/" if run.child else ""
     values = state.child_values.get(run.child, {}) if run.child else state.values
@@ -218,22 +242,28 @@ async def _from_journal(run: FoundRun) -> dict[str, Any]:
                 deadline=time_of(op.due),
                 source=op.source,
                 name=op.name.rpartition("/")[2] if asked is None else asked.name,
-                request=None if asked is None else run.shown(f"{RUN}/request:{at}", asked.request),
+                request=None if asked is None else run.shown(f"{RUN}/request:{at}", asked.request, at, asked.name),
                 schema=None if asked is None else asked.schema,
                 approvers=[] if asked is None else list(asked.approvers),
             )
         )
     started = state.started
     return {
-        "state": {key: run.shown(f"{RUN}/state:{key}", value) for key, value in values.items()},
+        "state": {key: run.published(f"{RUN}/state:{key}", key, value) for key, value in values.items()},
         "waits": waits,
         "locks": [lock.key for op, lock in state.locks.items() if op.startswith(inside)],
         "parked": parked.kind if parked is not None else None,
-        "divergence": parked.divergence if parked is not None else None,
+        "divergence": _divergence(run, parked),
         "continued_from": (started.continued_from or None) if started is not None and not run.child else None,
-        "why": _why(reasons[row.run_id]) if row.run_id in reasons else None,
-        "graph": run.child in (await run.table()).graphs if run.child else bool(started and started.structure),
+        "why": _why(reasons[row.run_id], run.text) if row.run_id in reasons else None,
+        "graph": run.child in graphs if run.child else bool(started and started.structure),
     }
+
+
+def _divergence(run: FoundRun, parked: RunParked | None) -> Any:
+    if parked is None or parked.divergence is None:
+        return None
+    return run.redaction.texts_in(msgspec.to_builtins(parked.divergence), run.removed)
 
 
 def _reading(path: str, handler: Any, query: type[Any], result: Any) -> Route:

@@ -19,13 +19,13 @@ from perdure.server.telling import digest, invocation_of, note
 async def list_schedules(call: Call[None, None]) -> shapes.Schedules:
     """All schedules, by id."""
     found = await call.service.client.schedules()
-    return shapes.Schedules([_item(one) for one in found if call.access.sees(one.program)])
+    return shapes.Schedules([_item(call, one) for one in found if call.access.sees(one.program)])
 
 
 async def get_schedule(call: Call[None, None]) -> shapes.ScheduleItem:
     """A schedule as it is now."""
     _, view = await _found(call)
-    return _item(view)
+    return _item(call, view)
 
 
 async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
@@ -41,7 +41,7 @@ async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
     options = {name: getattr(body, name) for name in _OPTIONS}
     handle = await client.schedule(id, invocation_of(body.program, body.args, body.kwargs), **options)
     note(call, "changed the schedule" if before is not None else "made the schedule", id)
-    return Reply(_item(await handle.view()), 201 if before is None else 200)
+    return Reply(_item(call, await handle.view()), 201 if before is None else 200)
 
 
 _OPTIONS = (
@@ -108,8 +108,11 @@ async def _found(call: Call[Any, Any]) -> tuple[ScheduleHandle, ScheduleView]:
     return handle, view
 
 
-def _item(view: ScheduleView) -> shapes.ScheduleItem:
+def _item(call: Call[Any, Any], view: ScheduleView) -> shapes.ScheduleItem:
+    redaction = call.service.redaction(call.access)
     fields = {field.name: getattr(view, field.name) for field in dataclasses.fields(view)}
+    fields["input"] = redaction.plain(view.input, "input", arguments=())
+    fields |= {"tags": redaction.named(view.tags), "trouble": redaction.text(view.trouble or "") or None}
     return shapes.ScheduleItem(**{name: _seconds(value) for name, value in fields.items()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from perdure.client.client import Client
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
 from perdure.kernel.ids import flaw_of
+from perdure.kernel.values.redaction import Redaction
 from perdure.ports.journal import Journal
 from perdure.server.access import Access
 from perdure.server.changes import Changes
@@ -36,6 +38,7 @@ class Service:
     def __init__(self, client: Client, trace_url: str | None = None) -> None:
         self.client, self.trace_url = client, trace_url
         self._opening = asyncio.Lock()
+        self._redactions: dict[Sequence[str], Redaction] = {}
         self.tables = Tables()
         self.streams = Streams()
         self.counting = Counting(client)
@@ -65,6 +68,15 @@ class Service:
     def executes(self) -> bool:
         """Whether it is an engine."""
         return hasattr(self.client, "superseded")
+
+    def redaction(self, access: Access) -> Redaction:
+        """What a caller does not see: what the engine redacts, and what the access of the caller says."""
+        found = self._redactions.get(access.redact)
+        if found is None:
+            if len(self._redactions) > 100:
+                self._redactions.clear()
+            found = self._redactions[access.redact] = self.client._base.redaction.plus(access.redact)
+        return found
 
     async def run(self, access: Access, address: str, child: str = "") -> FoundRun:
         """The run of a run_id, or its child at an op path; NoSuchRun also for one that who asks may not see."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from perdure.kernel.events import RunStatus
+from perdure.kernel.values.failures import Failure
 
 Bucket = Literal["minute", "hour", "day"]
 
@@ -107,6 +108,20 @@ class FailureItem(Struct, frozen=True):
     errors: list[FailureItem]
     data: Any = None
     """Its attributes, as a JSON object."""
+
+
+def failure_item(failure: Failure | None) -> FailureItem | None:
+    """An error for an answer."""
+    if failure is None:
+        return None
+    return FailureItem(
+        failure.type,
+        failure.message,
+        failure.traceback,
+        failure_item(failure.cause),
+        [item for one in failure.errors if (item := failure_item(one)) is not None],
+        failure.data if len(failure.data) else None,
+    )
 
 
 class WhyItem(Struct, frozen=True):

@@ -11,6 +11,7 @@ from perdure.client.views import QueueView
 from perdure.doctor import examine, place, software
 from perdure.kernel.events import RunStatus
 from perdure.kernel.policies.queues import Queue
+from perdure.kernel.values.redact import redacted_row
 from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
 from perdure.server import shapes
@@ -33,7 +34,7 @@ async def me(call: Call[None, None]) -> shapes.Me:
         programs=None if access.programs is None else sorted(access.programs),
         signed_in=access.by,
         expires_at=access.expires_at,
-        redacted=list(access.redact),
+        redacted=list(service.redaction(access).texts),
         version=__version__,
         store=service.client.store.url.partition(":")[0],
         executes=service.executes,
@@ -99,6 +100,7 @@ async def get_queue(call: Call[None, None]) -> shapes.QueueDetail:
     """A queue with its runs by key."""
     client, name = call.service.client, call.path["name"]
     found = {one.name: one for one in await client.queues()}.get(name) or QueueView(name, 0, 0)
+    redaction = call.service.redaction(call.access)
     keys: Counter[tuple[str, bool]] = Counter()
     wanted = RunFilter(
         status=[RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING], queue=name, limit=OF_QUEUE, values=False
@@ -112,7 +114,7 @@ async def get_queue(call: Call[None, None]) -> shapes.QueueDetail:
         queue=_queue(found),
         keys=[shapes.QueueKey(key or None, keys[key, True], keys[key, False]) for key in names],
         bounded=len(rows) == OF_QUEUE,
-        next=[shapes.RunItem(**run_item(row, head)) for row, head in reversed(queued[-20:])],
+        next=[shapes.RunItem(**run_item(redacted_row(row, redaction), head)) for row, head in reversed(queued[-20:])],
     )
 
 
@@ -156,10 +158,11 @@ async def release_lock(call: Call[None, None]) -> shapes.Locks:
 async def check_store(call: Call[None, None]) -> shapes.Doctor:
     """Check the store and everything around it; takes a while where the store is large."""
     client, here = call.service.client, call.service.programs.here
+    text = call.service.redaction(call.access).text
     checks = [*software(), *place(client.store), *await examine(client, None if here is None else [*here])]
     return shapes.Doctor(
         all(one.verdict != "fail" for one in checks),
-        [shapes.CheckItem(one.name, one.verdict, one.found, one.fix) for one in checks],
+        [shapes.CheckItem(one.name, one.verdict, text(one.found), text(one.fix)) for one in checks],
     )
 
 

@@ -62,6 +62,7 @@ def _names(value: Any, spoken: bool) -> tuple[str, ...] | None:
 
 TEXT = Kind("text", "'name'", _text)
 FLAG = Kind("true or false", "true", _flag)
+PATHS = Kind("a list of paths and names", "['$.card', '*password*']", _names)
 COUNT = Kind("a whole number", "10", _count)
 SECONDS = Kind("a number of seconds, or a length of time", "30 or '5m'", _seconds)
 NAMES = Kind("a list of names", "[a, b]", _names)
@@ -87,6 +88,7 @@ KEYS: Section = {
     "max_concurrency": COUNT,
     "threads": COUNT,
     "serves": NAMES,
+    "redact": PATHS,
     "recovery": {
         "enabled": FLAG,
         "check_interval": SECONDS,

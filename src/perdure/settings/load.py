@@ -15,6 +15,7 @@ from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.policy import suggest
 from perdure.kernel.policies.start_options import decide
 from perdure.kernel.streams import stream_mode
+from perdure.kernel.values.redaction import Redaction
 from perdure.settings.files import PYPROJECT, Path, Source, read_file, read_table
 from perdure.settings.keys import EACH, KEYS, Kind, read_section, read_value
 from perdure.settings.stepflow import leases_url, store_url
@@ -33,6 +34,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "durability": durability,
     "reuse": lambda text: decide(text, None),
     "stream": stream_mode,
+    "redact": Redaction,
 }
 SECTIONS: dict[str, Callable[..., Any]] = {
     "limits": Limits,
@@ -57,6 +59,7 @@ class Settings:
     max_concurrency: int | None = None
     threads: int | None = None
     serves: tuple[str, ...] | None = None
+    redact: tuple[str, ...] | None = None
     limits: Limits | None = None
     recovery: Recovery | None = None
     retention: Retention | None = None

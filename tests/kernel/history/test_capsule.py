@@ -44,7 +44,8 @@ from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.limits import blob_id
-from perdure.kernel.values.redact import parse, redact
+from perdure.kernel.values.redact import redact
+from perdure.kernel.values.redaction import parse
 from tests.kernel.table import Story, batches, stories
 
 LARGE = b'{"pan":"4111","all":[1,2,3]}'
