@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,8 @@ from perdure.ports.blobs import Blobs
 
 if TYPE_CHECKING:
     from perdure.kernel.replay import Replay
+
+T = TypeVar("T")
 
 # The backoff while the store is unavailable.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
@@ -60,29 +62,11 @@ class Payloads:
 
     async def offload_patiently(self, data: bytes, what: str, given_up: Callable[[], bool]) -> str:
         """As `offload`, but retry while the store is unavailable: a result must not be lost to a full disk."""
-        wait = FIRST_RETRY
-        while True:
-            try:
-                return await self.offload(data, what)
-            except StoreUnavailable as error:
-                if given_up():
-                    raise
-                log.warning("%s; retrying to store %s", error, what)
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, LAST_RETRY)
+        return await _patiently(lambda: self.offload(data, what), f"store {what}", given_up)
 
     async def load_patiently(self, blobs: Collection[str], given_up: Callable[[], bool]) -> dict[str, Raw]:
         """As `load_all`, but retry while the store is unavailable."""
-        wait = FIRST_RETRY
-        while True:
-            try:
-                return await self.load_all(blobs)
-            except StoreUnavailable as error:
-                if given_up():
-                    raise
-                log.warning("%s; retrying to load %s", error, ", ".join(blobs))
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, LAST_RETRY)
+        return await _patiently(lambda: self.load_all(blobs), f"load {', '.join(blobs)}", given_up)
 
     async def load(self, blob: str, value: Raw) -> Raw:
         """The value itself, from the event or the blob store."""
@@ -135,6 +119,19 @@ class Payloads:
             # Its items may be in blobs, which the program does not read.
             started = msgspec.structs.replace(started, input=await self._items.of_chunk(started.input))
         return started
+
+
+async def _patiently(work: Callable[[], Awaitable[T]], what: str, given_up: Callable[[], bool]) -> T:
+    wait = FIRST_RETRY
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable as error:
+            if given_up():
+                raise
+            log.warning("%s; retrying to %s", error, what)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LAST_RETRY)
 
 
 class Survey:
