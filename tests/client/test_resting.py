@@ -29,6 +29,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
+from perdure.client.subscriptions import JournalFollowers
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import PATIENCE, Gates, eventually
@@ -286,3 +287,16 @@ async def test_a_parked_run_that_goes_on_at_that_moment_is_waited_for_until_it_r
         again = await handle.outcome(PATIENCE, until="rest", answers=answers)
         assert again.output == 7 if answers else again.interrupt_name == "go"
         await engines[0].__aexit__(None, None, None)
+
+
+async def test_a_caller_that_waits_again_at_once_is_still_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    followers = JournalFollowers(MemoryStore())
+    monkeypatch.setattr(followers, "subscribe", lambda: None)  # the store has no such journal
+    with followers.follow("r") as follower:
+        first = asyncio.create_task(follower.beyond(0))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, followers.committed, "r", 1, True)
+        first.cancel()  # which ends in the next turn of the loop
+        async with asyncio.timeout(PATIENCE):
+            assert await follower.beyond(0)
+    await followers.close()

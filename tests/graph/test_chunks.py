@@ -22,8 +22,10 @@ from perdure import (
     rule,
     step_context,
 )
+from perdure.client.forking import Forks
 from perdure.engine.remote import ChunkRun
 from perdure.graph import Graph, Items, interrupt, node
+from perdure.kernel.events import RunStarted
 from perdure.ports.runs import RunFilter
 from tests.engine.harness import FakeClock
 from tests.graph.running import run
@@ -171,6 +173,43 @@ async def test_a_retry_runs_only_the_items_that_failed_or_are_missing() -> None:
         assert result.output == {"fetch": list(range(10))}
         assert calls == [0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9]
         assert [item.index for item in await engine.items("r", "fetch:0")] == list(range(10))
+
+
+async def test_a_retry_finds_results_of_a_chunk_that_the_retry_before_cancelled_before_it_had_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken, held, calls = True, 0, list[int]()
+    others, keep_chunk = asyncio.Event(), Forks.keep_chunk
+
+    async def fetch(url: int) -> int:
+        calls.append(url)
+        if len(calls) == 7:
+            others.set()
+        await others.wait()
+        if url in (0, 5) and broken:
+            raise ValueError("no")
+        return url
+
+    async def keep(self: Forks, run_id: str, started: RunStarted, flow: Any) -> int:
+        nonlocal held
+        if broken and started.remote is not None and started.remote.op == "fetch:0[3-5]":
+            held += 1
+            await asyncio.Event().wait()
+        return await keep_chunk(self, run_id, started, flow)
+
+    monkeypatch.setattr(Forks, "keep_chunk", keep)
+    graph = pages(fetch, limit=9, chunk=3)
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=7), id="r")).status is RunStatus.FAILED
+        for n in (1, 2):
+            calls.clear()
+            assert (await (await engine.retry("r")).outcome()).status is RunStatus.FAILED
+            assert (held, calls) == (n, [0])
+        broken = False
+        calls.clear()
+        result = await (await engine.retry("r")).outcome()
+        assert result.output == {"fetch": list(range(7))}
+        assert sorted(calls) == [0, 5]
 
 
 async def test_too_many_failures_in_several_chunks_can_be_tried_again() -> None:

@@ -22,7 +22,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.batches import OP
-from perdure.kernel.chunks import DRAIN, chunk_of
+from perdure.kernel.chunks import DRAIN, KEEP, chunk_of
 from perdure.kernel.events import (
     NULL,
     Batch,
@@ -339,7 +339,7 @@ class Forks:
     async def keep_chunk(self, run_id: str, started: RunStarted, flow: Dataflow | None) -> int:
         """Give the run of a chunk the outcomes of the run that it continues, and return how many.
 
-        That is the run of the same chunk in the run that its parent continues, or in the last one before that had it.
+        That is the run of the same chunk in the run that its parent continues, or in the last one before where it ran.
         """
         call = started.remote
         assert call is not None
@@ -349,26 +349,21 @@ class Forks:
             number, _, rest = call.map.again.partition("/")
             path = f"{base}[{number}]/{rest}".rstrip("/")
         inputs, values = await self._edits_of_chunk(started.parent, call.op)
-        former = await self._former_chunk(call.map.past, call.op)
+        former = await self._former_chunk(call.map.past, call.op, end=True)
         if former is None:
             # It was pruned: all items run again, one of them perhaps with other arguments.
             given = [RunForked(call.map.past, 0, inputs=inputs)] if inputs else []
             await self._messages.send_decided(run_id, lambda state: given)
             return 0
-        if not former.status.finished:
-            # Its parent no longer waits for it. Let the items under way end, and keep their outcomes.
-            await self._messages.cancel(former.run_id, DRAIN)
-            await self._base.watch.wait_for_end(former.run_id)
-        batches = await self._base.store.journal.read(former.run_id)
         now = self._base.clock.now()
         if started.memo:
-            past = memoized(batches, started, now)
+            past = memoized(former, started, now)
         else:
-            began = {op: one.began for op, one in ops(batches).items()}
+            began = {op: one.began for op, one in ops(former).items()}
             edited = [one for one in (path, *values) if one]
             again = {op for op in began if op == path or any(op.startswith(f"{one}/") for one in edited)}
             again |= {op for one in edited if flow is not None for op in flow.affected(one, began)}
-            past = rerun(batches, again - values.keys(), await self._outcomes(values), started, now, inputs=inputs)
+            past = rerun(former, again - values.keys(), await self._outcomes(values), started, now, inputs=inputs)
         kept: list[OutcomeKept | RunForked] = []
         for event in past[0].events:
             # Without the steps of the run itself, which reported the results of its items.
@@ -381,20 +376,28 @@ class Forks:
         await self._messages.send_decided(run_id, lambda state: [] if state.kept is not None else kept)
         return len(kept)
 
-    async def _former_chunk(self, origin: str, op: str) -> RunRow | None:
-        """The run of a chunk in this run, or in the last one before it that had one."""
-        runs = self._base.store.runs
-        while (found := await runs.find(step_key(origin, op))) is None:
-            before = await runs.get(origin)
+    async def _former_chunk(self, origin: str, op: str, *, end: bool = False) -> Sequence[Batch] | None:
+        """The journal of a chunk in this run, or in the last one before it where the chunk ran; `end` it first."""
+        store = self._base.store
+        while True:
+            found = await store.runs.find(step_key(origin, op))
+            if found is not None:
+                former = found[0]
+                if end and not former.status.finished:
+                    # Its parent no longer waits for it. Let the items under way end, and keep their outcomes.
+                    await self._messages.cancel(former.run_id, DRAIN)
+                    await self._base.watch.wait_for_end(former.run_id)
+                batches = await store.journal.read(former.run_id)
+                if _has_kept(batches):
+                    return batches
+            before = await store.runs.get(origin)
             if before is None or not before.forked_from:
                 return None
             origin = before.forked_from
-        return found[0]
 
     async def _in_chunk(self, run_id: str, chunk: str, path: str) -> dict[str, Op]:
         """The ops of a chunk, by their paths in the run of its map. Raises NoSuchOp if this path is not among them."""
-        former = await self._former_chunk(run_id, chunk)
-        batches = () if former is None else await self._base.store.journal.read(former.run_id)
+        batches = await self._former_chunk(run_id, chunk) or ()
         within = chunk[: chunk.rfind("/") + 1]
         found = {within + op: one for op, one in ops(batches).items() if not op.startswith("<")}
         if path not in found:
@@ -522,6 +525,14 @@ def refused(id: str, error: Exception) -> Exception:
         return ForkRefused(id, f"{error.what} cannot be read as {error.type}: {error.reason}", _OTHER_VALUE)
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return error if isinstance(error, UsageError) else ForkRefused(id, reason.rstrip("."))
+
+
+def _has_kept(batches: Sequence[Batch]) -> bool:
+    """Whether a chunk took over what it keeps; one that was cancelled before has run nothing, and has no results."""
+    started = forks.started_of(batches)
+    if started.remote is None or started.remote.map is None or not started.remote.map.past:
+        return True
+    return any(isinstance(event, StepSucceeded) and event.op == KEEP for event in events_in(batches))
 
 
 def _failed_rows(run: RunRow, batches: Sequence[Batch]) -> list[str]:

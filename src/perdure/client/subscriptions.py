@@ -187,12 +187,14 @@ class Follower:
         while self.head is not None and self.head <= seq:
             if self.closed is not None:
                 raise self.closed
-            self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
             self._followers.subscribe()
             try:
-                await self._waiter
+                await waiter
             finally:
-                self._waiter = None
+                # A wait that was cancelled ends later: by then the caller may wait again.
+                if self._waiter is waiter:
+                    self._waiter = None
         return self.head is not None
 
     @property

@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from perdure.engine.items import ItemBlobs
 from perdure.errors import NotDecodable, StepBailed, StoreUnavailable
-from perdure.kernel.chunks import MAP, ChunkOutcome, ChunkResults
+from perdure.kernel.chunks import KEEP, MAP, ChunkOutcome, ChunkResults
 from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
     NULL,
@@ -45,7 +45,7 @@ Keep = Callable[[str, RunStarted, Dataflow | None], Awaitable[int]]
 
 # Retry while the store is unavailable: the outcome must not be lost.
 _UNTIL_REPORTED = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
-_REPORT, _KEEP = "<report>:0", "<keep>:0"
+_REPORT = "<report>:0"
 # Describes perdure's own errors.
 _PLAIN = Codec()
 
@@ -197,7 +197,7 @@ class ChunkRun:
             self._began = event
             return [self._keeping()]
         if self._began is not None and isinstance(event, CancelRequested):
-            return [CancelOp(_KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
+            return [CancelOp(KEEP), Finish(RunStatus.CANCELLED, reason=event.reason)]
         if self._began is not None and isinstance(event, StepFailed):
             self._end = Finish(RunStatus.FAILED, error=event.error)
             return [self._reporting(self._end)]
@@ -217,7 +217,7 @@ class ChunkRun:
         async def keep() -> int:
             return await self._program.keep(self._run_id, self._started, self._program.graph(self._started).dataflow)
 
-        return _own_step(_KEEP, keep, b"")
+        return _own_step(KEEP, keep, b"")
 
     def _reporting(self, end: Finish) -> RunStep:
         async def report() -> str:

@@ -26,6 +26,8 @@ CHUNK = "perdure.map"
 MAP = "perdure.map."
 # The reason by which a chunk is cancelled that lets its running items end, and begins no more.
 DRAIN = "something beside it failed"
+# The op by which the run of a chunk takes over the outcomes of an earlier one, before any of its items run.
+KEEP = "<keep>:0"
 # At most so many chunks of a map are under way.
 OPEN_CHUNKS = 8
 
