@@ -531,18 +531,6 @@ async def test_the_journals_of_items_stay_with_their_run() -> None:
         assert not await engine._base.store.runs.list(RunFilter())
 
 
-async def test_what_decides_in_the_orchestrator_takes_no_long_list() -> None:
-    @interrupt(answer=int)
-    def really(fetch: list[int]) -> str:
-        return "?"
-
-    mapped = node(doubled, name="fetch", inputs={"url": "urls"}).map_over("url", chunk=2)
-    graph = Graph([urls, mapped, really], name="g")
-    result = (await run(graph, n=9)).result
-    assert result.status is RunStatus.FAILED
-    assert "let a node make of it what really needs" in str(result.error)
-
-
 # --- items in blobs ---------------------------------------------------------------------------------------------------
 
 

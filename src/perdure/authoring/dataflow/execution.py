@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.changes import explain
+from perdure.authoring.dataflow.lists import LongLists
 from perdure.authoring.dataflow.maps import ChunkMap, ItemMap, chunk_size, columns_of, most_failures, window_of
 from perdure.authoring.dataflow.plan import (
     STATUS,
@@ -86,7 +87,7 @@ from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
-from perdure.kernel.values.items import REFERENCE, is_items
+from perdure.kernel.values.items import REFERENCE, Part, has_references, is_items, parts_of
 from perdure.kernel.values.raised import pressed
 from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
@@ -166,7 +167,7 @@ class DataflowExecution:
         self._open: dict[str, int] = {}
         self._running = 0
         # By blob: outcomes whose values are being loaded, and values that the result needs.
-        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value]] | None = None
+        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value | LongLists]] | None = None
         # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
         self._passed_on: Sequence[bool] = ()
         self._maps: dict[int, ItemMap | ChunkMap] = {}
@@ -202,7 +203,8 @@ class DataflowExecution:
         apply(self, event)
         while self._ready and not self._stopping:
             self._turn(heapq.heappop(self._ready))
-        self._check_end()
+        if self._stopping or not self._left[0]:
+            self._check_end()
         commands, self._commands = self._commands, []
         return commands
 
@@ -212,6 +214,10 @@ class DataflowExecution:
         for awaited in self._awaited.pop(blob, ()) if self._awaited else ():
             if isinstance(awaited, Value):
                 awaited.data = bytes(value)
+            elif isinstance(awaited, LongLists):
+                self._at = at
+                self._part_loaded(awaited, bytes(value))
+                self._take_turns()
             else:
                 commands += self.advance(msgspec.structs.replace(awaited, value=value, blob=""), at)
         if not self._finished:
@@ -291,7 +297,7 @@ class DataflowExecution:
         self._load(event.op, event.blob, event)
         return True
 
-    def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value) -> None:
+    def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value | LongLists) -> None:
         if self._awaited is None:
             self._awaited = {}
         self._awaited.setdefault(blob, []).append(of)
@@ -411,10 +417,15 @@ class DataflowExecution:
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
+    def _take_turns(self) -> None:
+        while self._ready and not self._stopping:
+            self._turn(heapq.heappop(self._ready))
+
     def _turn(self, number: int) -> None:
         node = self._plan.nodes[number]
-        op = self._op_of(node, self._turns[number])
-        self._turns[number] += 1
+        turn = self._turns[number]
+        op = self._op_of(node, turn) if self._plan.renamed else f"{node.name}:{turn}"
+        self._turns[number] = turn + 1
         if node.gates and not self._is_chosen(node, number, op):
             return
         if node.instead is not None and node.instead not in self._caught:
@@ -456,28 +467,53 @@ class DataflowExecution:
         if arguments is None or (node.when is not None and condition is None):
             self._lacks_value(number, op)
             return
-        if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
-            return
+        if node.when is not None and condition is not None:
+            when, taken = node.when, arguments
+
+            def judge(condition: dict[str, Value]) -> None:
+                if self._holds(number, op, when, condition):
+                    self._go_ahead(number, node, op, taken, wrong, key)
+
+            decided = self._past.began(op) or self._decision(op) is not None
+            self._with_lists(number, op, condition, () if decided else when.arguments, judge)
+        elif node.spec is not None and node.mapped is None and wrong is None and key is None:
+            self._status[number] = OPEN  # most nodes
+            self._call(number, node, op, arguments)
+        else:
+            self._go_ahead(number, node, op, arguments, wrong, key)
+
+    def _go_ahead(
+        self, number: int, node: Node, op: str, arguments: dict[str, Value], wrong: Exception | None, key: Value | None
+    ) -> None:
+        """Let a node run: nothing keeps it from that."""
         if wrong is not None:
             self._failed(number, self._described(wrong))
-            return
-        if key is not None:
+        elif key is not None:
             self._acquire(number, node, op, arguments, key)
-        elif node.spec is not None and node.mapped is None:
-            self._status[number] = OPEN
-            self._call(number, node, op, arguments)
         else:
             self._begin(number, node, op, arguments)
 
     def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        begun = self._past.began(op)
         if node.kind == "gate":
-            self._decide(number, node, op, arguments)
+            decoded = node.arguments if self._decision(op) is None else ()
+            self._with_lists(number, op, arguments, decoded, lambda given: self._decide(number, node, op, given))
         elif node.kind == "wait":
-            self._ask(number, node, op, arguments)
+            decoded = () if begun else node.arguments
+            self._with_lists(number, op, arguments, decoded, lambda given: self._ask(number, node, op, given))
+        elif node.program is not None and not node.program.decides and node.mapped is None:
+
+            def call(given: dict[str, Value]) -> None:
+                self._status[number] = OPEN
+                self._call(number, node, op, arguments, given)
+
+            self._with_lists(number, op, arguments, () if begun else node.arguments, call)
         elif node.kind == "timer":
             self._sleep(number, node, op, arguments)
         elif node.mapped is not None:
-            self._map(number, node, op, arguments)
+            code = node.program is not None and not node.program.decides
+            alike = [one for one in node.arguments if code and one.name not in node.mapped.over]
+            self._with_lists(number, op, arguments, alike, lambda given: self._map(number, node, op, given))
         else:
             self._status[number] = OPEN
             self._call(number, node, op, arguments)
@@ -540,8 +576,11 @@ class DataflowExecution:
         found: dict[str, Value] = {}
         missing: int | Absent | None = None
         for argument in arguments:
-            before = len(self._lost)
-            value = self._find(argument.source)
+            before, source = len(self._lost), argument.source
+            if type(source) is Output and not source.path and self._status[source.node] == DONE:
+                value = self._values[source.node]  # as most are
+            else:
+                value = self._find(source)
             if value is not None:
                 found[argument.name] = value
             elif argument.required and missing is None:
@@ -598,8 +637,10 @@ class DataflowExecution:
 
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
-    def _call(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        """Command a step or a child."""
+    def _call(
+        self, number: int, node: Node, op: str, arguments: dict[str, Value], given: dict[str, Value] | None = None
+    ) -> None:
+        """Command a step or a child, which is `given` its arguments with lists in place of references to items."""
         if self._past.begun:
             self._check_recorded(node, op, arguments)
         self._open[op] = number
@@ -613,7 +654,7 @@ class DataflowExecution:
                 op,
                 node.program.name,
                 node.program.version,
-                arguments[ROW].data if rows else as_object(arguments),
+                arguments[ROW].data if rows else as_object(given or arguments),
                 record(arguments),
                 source=node.where,
                 own=None if named else node.program,
@@ -718,17 +759,58 @@ class DataflowExecution:
         return known if known is not None else self._recorded.get(op)
 
     def _decoded(self, of: Iterable[Argument], arguments: Mapping[str, Value], op: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for one in of:
-            if one.name in arguments:
-                data = arguments[one.name].data
-                if data.startswith(REFERENCE) and not is_items(one.type):
-                    raise UsageError(
-                        f"{op} takes {one.name}, the many results of a map, and is called in the orchestrator; let a "
-                        f"node make of it what {op.partition(':')[0]} needs, or annotate `{one.name}: Items[...]`"
-                    )
-                found[one.name] = self._codec.decode(data, one.type, f"the argument {one.name} of {op}")
-        return found
+        return {
+            one.name: self._codec.decode(arguments[one.name].data, one.type, f"the argument {one.name} of {op}")
+            for one in of
+            if one.name in arguments
+        }
+
+    # --- long lists -----------------------------------------------------------------------------------------------
+
+    def _with_lists(
+        self,
+        number: int,
+        op: str,
+        arguments: dict[str, Value],
+        decoded: Iterable[Argument],
+        then: Callable[[dict[str, Value]], None],
+    ) -> None:
+        """Continue with the arguments, once those are loaded that are `decoded` as lists and refer to items."""
+        lists: dict[str, tuple[Part, ...]] = {}
+        for one in decoded:
+            data = arguments[one.name].data if one.name in arguments else b""
+            if not has_references(data) or is_items(one.type):
+                continue
+            parts = parts_of(data)
+            if parts is None or self._plan.nodes[number].mapped is not None:
+                where = "for each item" if parts is not None else "in a list"
+                message = f"{op} takes {one.name}, a long list, {where}; let a node make of it what {op} needs"
+                self._failed(number, self._described(UsageError(message)))
+                return
+            lists[one.name] = parts
+        if not lists:
+            then(arguments)
+            return
+        self._status[number] = OPEN
+        self._load_list(LongLists(number, op, dict(arguments), lists, then))
+
+    def _load_list(self, wanted: LongLists) -> None:
+        part = wanted.next
+        if part is None:
+            wanted.then(wanted.arguments)
+        else:
+            self._load(wanted.op, part.blob, wanted)
+
+    def _part_loaded(self, wanted: LongLists, blob: bytes) -> None:
+        if self._stopping:
+            return
+        size, limit = wanted.add(blob), self._codec.limit
+        if size > limit:
+            advice = f"annotate `{wanted.name}: Items[...]`, or let a node make of it what {wanted.op} needs"
+            error = PayloadTooLarge(f"the list {wanted.name} of {wanted.op}", size, limit, advice)
+            self._failed(wanted.number, self._described(error))
+        else:
+            self._load_list(wanted)
 
     def _ask(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         question, former = node.question, op.partition(":")[0]

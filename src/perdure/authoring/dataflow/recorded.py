@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -160,8 +159,7 @@ class _Shown(DataflowExecution):
             for before in [one for one in self._maps if number in self._plan.consumers[one]]:
                 del self._maps[before]
                 self._done(before, Value(b"null"))
-            while self._ready and not self._stopping:
-                self._turn(heapq.heappop(self._ready))
+            self._take_turns()
 
     def fail(self, error: Failure) -> None:
         """The run has failed: what was to be decided and was not, failed."""

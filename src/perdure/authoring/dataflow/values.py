@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
@@ -107,9 +108,12 @@ class OrSkipped(OwnDecoder):
         return decoded
 
 
-def joined(values: Sequence[Value]) -> bytes:
+_data = attrgetter("data")
+
+
+def joined(values: Iterable[Value]) -> bytes:
     """Values as one list."""
-    return b"[%b]" % b",".join([value.data for value in values])
+    return b"[%b]" % b",".join(map(_data, values))
 
 
 def as_object(values: Mapping[str, Value]) -> bytes:
@@ -119,7 +123,9 @@ def as_object(values: Mapping[str, Value]) -> bytes:
 
 def record(values: Mapping[str, Value]) -> str:
     """The record of a call with these arguments: see kernel/values/arguments.py."""
-    text = recorded_values({name: (value.data, value.digest()) for name, value in values.items()})
-    if any(VERSION_KEY in value.data for value in values.values()):
-        text += versions_in(joined(list(values.values())))
-    return text
+    shown: dict[str, tuple[bytes, str | None]] = {}
+    versioned = False
+    for name, value in values.items():
+        shown[name] = value.data, value.digest()
+        versioned = versioned or VERSION_KEY in value.data
+    return recorded_values(shown) + (versions_in(joined(values.values())) if versioned else "")
