@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, PayloadTooLarge, UsageError, workflow
-from perdure.graph import END, Graph, InterruptNode, ifelse, interrupt, node, route
+from perdure.graph import END, Graph, InterruptNode, Items, ifelse, interrupt, node, route
 from perdure.testing import crash_everywhere
 from tests.graph.running import run
 
@@ -118,3 +118,57 @@ async def test_lists_in_lists_and_long_lists_for_each_item_are_refused() -> None
         result = (await run(Graph(members, name="g"), n=9)).result
         assert isinstance(result.error, UsageError)
         assert "a long list" in str(result.error)
+
+
+def page(url: int) -> str:
+    return f"{url}" * 300_000
+
+
+async def test_results_above_the_limit_are_items_also_of_a_map_in_one_journal() -> None:
+    pages = node(page, name="pages", inputs={"url": "urls"}).map_over("url")
+    inner = Graph([urls, pages], name="inner", output=pages)
+
+    @node
+    def lengths(pages: list[str]) -> list[int]:
+        return [len(one) for one in pages]
+
+    @node
+    async def measured(pages: Items[str]) -> list[int]:
+        return [len(one) async for one in pages]
+
+    alone = Graph([urls, pages], name="alone")
+    both: Any = [inner.as_node(name="pages"), measured]
+    outer = Graph(both, name="outer", output=measured)
+    sizes = Graph([lengths], name="sizes", output=lengths)
+    given = Graph([urls, pages, sizes], name="given", output="sizes")
+    async with Engine("memory://", [inner, alone, outer, given]) as engine:
+        for graph in (inner, alone):
+            output: Any = (await engine.run(graph(n=9))).output
+            found = output if graph is inner else output["pages"]
+            assert isinstance(found, Items)
+            assert [one[:1] async for one in found] == [str(i) for i in range(9)]
+        assert (await engine.run(outer(n=9))).output == [300_000] * 9
+        # The list is as long as before for a node that does not take items.
+        assert isinstance((await engine.run(given(n=9))).error, PayloadTooLarge)
+        assert (await engine.run(given(n=3))).output == [300_000] * 3
+
+
+def test_a_result_above_the_limit_survives_a_crash_at_every_commit() -> None:
+    pages = node(page, name="pages", inputs={"url": "urls"}).map_over("url")
+    inner = Graph([urls, pages], name="inner", output=pages)
+    survived = crash_everywhere(Graph([inner], name="g", output="inner")(n=8))
+    assert len(survived.result.output) == 8
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+async def test_of_values_that_are_too_large_together_lists_are_apart(kind: Any) -> None:
+    @node
+    def a(n: int) -> Any:
+        return kind({"x" * n: 1, "y" * n: 2})
+
+    graph = Graph([a, node(a, name="b")], name="g")
+    result = (await run(graph, n=600_000)).result
+    if kind is dict:
+        assert isinstance(result.error, PayloadTooLarge)
+    else:
+        assert [len(one) for one in result.output["a"]] == [600_000] * 2

@@ -563,10 +563,36 @@ class Driver:
             if self.services.payloads.fits_inline(len(data), what) or has_references(data):
                 return
         except PayloadTooLarge as error:
-            self._refuse(command, error)
+            if self._may_hold_items(command) and data[:1] in (b"[", b"{"):
+                self._store_lists(command, data, what, error)
+            else:
+                self._refuse(command, error)
             return
         self._offloading.add(command.op)
         self.offload(data, what, lambda blob: self._value_kept(command, blob))
+
+    def _may_hold_items(self, command: Finish | StartChild | RunStep) -> bool:
+        """Whether references to items may be in the value of a command: graphs take them, and give them."""
+        if isinstance(command, StartChild):
+            return self.replay.program(command).decides
+        if not isinstance(command, Finish) or command.status is not RunStatus.COMPLETED:
+            return False
+        return getattr(self.replay.execution_of(command.op)[0], "by_data", False)
+
+    def _store_lists(self, command: Finish | StartChild | RunStep, data: bytes, what: str, error: Exception) -> None:
+        """Store the long lists in the value of a command as items."""
+
+        def stored(found: bytes) -> None:
+            if self.replay.pending.get(command.op) is not command:
+                return
+            if len(found) > self.services.payloads.limits.payload:
+                self._refuse(command, error)
+            elif isinstance(command, StartChild):
+                self.replay.pending[command.op] = msgspec.structs.replace(command, input=found)
+            elif isinstance(command, Finish):
+                self.replay.pending[command.op] = msgspec.structs.replace(command, value=found)
+
+        self._offload_or_load(command.op, self.services.payloads.with_items(data, what, self._gone), stored)
 
     def _refuse(self, command: Finish | StartChild | RunStep, error: BaseException) -> None:
         failure = describe(error, self.services.codec)

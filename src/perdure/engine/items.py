@@ -29,6 +29,7 @@ from perdure.kernel.values.items import (
     has_references,
     is_items,
     parts_of,
+    reference,
 )
 from perdure.ports.blobs import Blobs
 from perdure.ports.store import Store
@@ -204,6 +205,18 @@ class ItemBlobs:
                 found.append(bytes(item))
                 size += len(item) + 1
         return tuple(parts)
+
+    async def shortened(self, data: bytes, limit: int) -> bytes:
+        """A list, or an object of values of which some are lists, with the longest as references until it is short."""
+        if data.startswith(b"["):
+            return reference(await self.parts(msgspec.json.decode(data, type=list[Raw])))
+        fields = msgspec.json.decode(data, type=dict[str, Raw])
+        for name in sorted(fields, key=lambda name: -len(fields[name])):
+            if len(data) <= limit or not bytes(fields[name]).startswith(b"["):
+                continue
+            fields[name] = Raw(await self.shortened(bytes(fields[name]), limit))
+            data = msgspec.json.encode(fields)
+        return data
 
     async def put(self, data: bytes) -> str:
         """Write a blob."""

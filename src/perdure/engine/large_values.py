@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from perdure.kernel.replay import Replay
 
 T = TypeVar("T")
-
 # The backoff while the store is unavailable.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
@@ -67,6 +66,10 @@ class Payloads:
     async def load_patiently(self, blobs: Collection[str], given_up: Callable[[], bool]) -> dict[str, Raw]:
         """As `load_all`, but retry while the store is unavailable."""
         return await _patiently(lambda: self.load_all(blobs), f"load {', '.join(blobs)}", given_up)
+
+    async def with_items(self, data: bytes, what: str, given_up: Callable[[], bool]) -> bytes:
+        """A value above the limit, with its longest lists stored as items until it is below."""
+        return await _patiently(lambda: self._items.shortened(data, self.limits.payload), f"store {what}", given_up)
 
     async def load(self, blob: str, value: Raw) -> Raw:
         """The value itself, from the event or the blob store."""
@@ -182,3 +185,17 @@ def inflated(batches: Sequence[Batch], values: Mapping[str, Raw]) -> list[Batch]
         return event if value is None else with_value(event, value)
 
     return [Batch(batch.seq, batch.at, [whole(event) for event in batch.events]) for batch in batches]
+
+
+async def _patiently(work: Callable[[], Awaitable[T]], what: str, given_up: Callable[[], bool]) -> T:
+    """Do something, again and again while the store is unavailable."""
+    wait = FIRST_RETRY
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable as error:
+            if given_up():
+                raise
+            log.warning("%s; retrying to %s", error, what)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LAST_RETRY)

@@ -103,6 +103,8 @@ class Items(Sequence[T], PlainForm, Generic[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Items | list) or len(self) != len(other):
             return False
+        if isinstance(self, Stored) and isinstance(other, Stored) and self.parts == other.parts:
+            return True
         return all(one == another for one, another in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
