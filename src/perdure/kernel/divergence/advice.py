@@ -9,9 +9,9 @@ from perdure.kernel.divergence.model import OpView
 _WAYS = """\
 Put the old code back, or register both: give the new one a version, @workflow(version="...").
 The run then continues by itself, and keeps everything.
-Or go on with the new code:
+Or continue with the new code:
   perdure resolve ID --before {op}
-      keeps what was done before {op}; the rest is done again
+      keeps what was done before {op}; the rest is executed again
   perdure runs fork ID --at {op}
       the same in another run; this one stays as it is
   perdure resolve ID --fail REASON
@@ -26,15 +26,15 @@ def title_for(change: str, recorded: OpView, current: OpView | None) -> str:
 def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     old, new = _phrase(recorded), "" if current is None else _phrase(current)
     if recorded.kind == "cancel":
-        return f"The run gave {recorded.path} up, and the code now waits for it."
+        return f"The run cancelled {recorded.path}, and the code now waits for it."
     if change == "raised" and current is not None:
-        return f"The code now raises {current.code}, at {current.source}, where the run went on with {old}."
+        return f"The code now raises {current.code}, at {current.source}, where the run continued with {old}."
     if change == "removed":
         if current is not None and current.name == "failed":
             return f"The code now fails before {old}: {current.code.partition('(')[2].removesuffix(')')}."
         if current is not None and (current.kind, current.path) == (recorded.kind, recorded.path):
             return f"A call of {old} was removed, and the next one has taken its place as {recorded.path}."
-        instead = "and ends" if current is not None and current.kind == "end" else f"and goes on with {new}"
+        instead = "and ends" if current is not None and current.kind == "end" else f"and continues with {new}"
         return f"{_upper(old)} was removed: the code no longer asks for it" + (f" {instead}." if new else ".")
     if current is not None and current.name == recorded.name and _task(current) != _task(recorded):
         return f"{_upper(old)} was asked for in {_task(recorded)}, and now is in {_task(current)}."

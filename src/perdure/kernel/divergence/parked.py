@@ -9,7 +9,7 @@ _NO_PROGRAM = (
     "If it was renamed, keep the old name: @workflow(name={!r}). The run continues by itself when an engine\nhas it."
 )
 _UNDECODABLE = (
-    "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
+    "It was stored by other code. Let the type accept it (a field with a default, a union with the old\n"
     "type), or put the old type back. The run then continues by itself."
 )
 

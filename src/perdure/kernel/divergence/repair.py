@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # How many repairs are tried on one journal, and how many that helped are remembered.
 MOST, REMEMBERED = 8, 100
-_APPLY = "It was tried on the journal of this run, which then goes on. `perdure resolve ID --apply` writes it."
+_APPLY = "It was tried on the journal of this run, and fits it. `perdure resolve ID --apply` writes it."
 
 
 class Repair(msgspec.Struct, frozen=True):

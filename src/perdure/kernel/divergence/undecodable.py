@@ -16,11 +16,13 @@ from perdure.kernel.state import OpenOp
 
 _WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
 _THEN = "The run then continues by itself."
-_TYPE = f"Let the type take it (a field with a default, a union with the old type), or put the old type back.\n{_THEN}"
+_TYPE = (
+    f"Let the type accept it (a field with a default, a union with the old type), or put the old type back.\n{_THEN}"
+)
 _INPUT = (
-    "It was started with that, by a caller that does not have the program and could not check it, or before\n"
-    "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
-    "ID --fail REASON`; or let the parameter take it: the run then continues by itself."
+    "The caller did not have the program and could not check the value, or the program accepted it then. Start\n"
+    "the run again with a value that fits, and end this one with `perdure resolve ID --fail REASON`; or let the\n"
+    "parameter accept it: the run then continues by itself."
 )
 
 
@@ -54,8 +56,8 @@ def explain_narrowed(op: str, wait: OpenOp, source_map: SourceMap) -> Divergence
         title,
         OpView(asked.kind, op, asked.name, source=asked.source),
         OpView(asked.kind, op, asked.name, source=wait.source, code=source_map.code.get(wait.source, "")),
-        "What is sent as before is refused, or parks the run. Let the type take the old form too, for as long as such\n"
-        "runs are open: a field with a default, a union with the old type.",
+        "What is sent in the old form is refused, or parks the run. Let the type accept the old form too, as long as\n"
+        "such runs are open: a field with a default, a union with the old type.",
     )
 
 
@@ -69,7 +71,7 @@ def _fix(error: NotDecodable, was: str) -> str:
         return f"Give the field {field.partition(' ')[0]} a default, or put the old type back. {_THEN}"
     if was in _WORDS.values() and error.type.isidentifier():
         both = f"{error.type} | {was}"
-        return f"Let the code take both, `{both}`, or put the old type back. {_THEN}"
+        return f"Let the code accept both, `{both}`, or put the old type back. {_THEN}"
     return _TYPE
 
 
@@ -82,8 +84,8 @@ def _fix_lost(lost: LostField) -> str:
         f'    @versioned("{following}", renamed_from={{"{lost.default}": "{lost.stored}"}})'
         "  # from perdure import versioned\n"
         f"    class {lost.type}: ...\n\n"
-        f"If `{lost.stored}` was removed and `{lost.default}` is another field, write renamed_from={{}}. What\n"
-        f'is more than a new name takes a migration: @migrates({lost.type}, from_="{lost.version}"). {_THEN}'
+        f"If `{lost.stored}` was removed and `{lost.default}` is another field, write renamed_from={{}}. Any\n"
+        f'other change needs a migration: @migrates({lost.type}, from_="{lost.version}"). {_THEN}'
     )
 
 
