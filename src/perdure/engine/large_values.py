@@ -185,17 +185,3 @@ def inflated(batches: Sequence[Batch], values: Mapping[str, Raw]) -> list[Batch]
         return event if value is None else with_value(event, value)
 
     return [Batch(batch.seq, batch.at, [whole(event) for event in batch.events]) for batch in batches]
-
-
-async def _patiently(work: Callable[[], Awaitable[T]], what: str, given_up: Callable[[], bool]) -> T:
-    """Do something, again and again while the store is unavailable."""
-    wait = FIRST_RETRY
-    while True:
-        try:
-            return await work()
-        except StoreUnavailable as error:
-            if given_up():
-                raise
-            log.warning("%s; retrying to %s", error, what)
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, LAST_RETRY)
