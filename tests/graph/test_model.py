@@ -141,7 +141,11 @@ def outcomes(plan: Plan, seed: int = 0, crashes: tuple[Crash, ...] = (), **optio
 def answers(plan: Plan, expected: Expected) -> list[Sender]:
     """For each question, a sender that answers it."""
     asked = [op for op in expected.turns if spec_of(plan, op).kind == "interrupt"]
-    return [Sender([Message("approve", op, answer_to(spec_of(plan, op).name))]) for op in asked]
+    # A sender gives up after a while, and a question may be asked late: after a crash, or in a late round.
+    waits = (0.0, 30.0, 90.0)
+    return [
+        Sender([Message("approve", op, answer_to(spec_of(plan, op).name), wait=wait) for wait in waits]) for op in asked
+    ]
 
 
 def survives_every_crash(plan: Plan, seed: int) -> None:
