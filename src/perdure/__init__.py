@@ -48,7 +48,8 @@ _HOMES = {
         "perdure.engine.resources": ("per_process"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
+            "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotMigrate CannotRetry CompensationFailed "
+            "Corrupt "
             "DeadlineExceeded "
             "Diverged ExecutorBroken ExpressionFailed FailedByHand FlowInvalid FlowProblem ForkRefused GraphInvalid "
             "GraphProblem "

@@ -79,6 +79,7 @@ from perdure.errors import AlreadyExists as AlreadyExists
 from perdure.errors import AnswerRejected as AnswerRejected
 from perdure.errors import ApprovalRejected as ApprovalRejected
 from perdure.errors import BrokenProgram as BrokenProgram
+from perdure.errors import CannotMigrate as CannotMigrate
 from perdure.errors import CannotRetry as CannotRetry
 from perdure.errors import CompensationFailed as CompensationFailed
 from perdure.errors import Corrupt as Corrupt
@@ -196,6 +197,7 @@ __all__ = [
     "BulkItem",
     "BulkReport",
     "Cancelled",
+    "CannotMigrate",
     "CannotRetry",
     "CatchUp",
     "Chunk",

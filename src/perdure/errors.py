@@ -318,6 +318,14 @@ class ForkRefused(UsageError):
         super().__init__(f"run {id!r} cannot be forked there: {reason}. {cure}")
 
 
+class CannotMigrate(UsageError):
+    """A run cannot be moved to another version of its flow. It stays as it is."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(f"run {id!r} cannot be moved to another version: {reason}")
+
+
 class CannotRetry(UsageError):
     """Only a failed or cancelled run can be retried, and only if it would get further. Nothing was executed."""
 

@@ -74,6 +74,14 @@ class StoredPrograms(Structures):
         return StoredGraph(found.manifest) if found is not None and found.plan is not None else None
 
 
+class LookedAt(StoredPrograms):
+    """Makes flows that are only looked at, whatever they use."""
+
+    def defined(self, definition: bytes, like: Program | None) -> Program:
+        """The flow of a definition, whose steps cannot be executed."""
+        return next(iter(shown([definition]).every()))
+
+
 def access(allowed: Flows, components: Mapping[str, Callable[..., Any]] | None = None) -> Access:
     """What a flow may use: by the settings, functions given by name, and the component that needs an engine."""
     from perdure.authoring.flow.flow import Access

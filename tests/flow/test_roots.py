@@ -100,7 +100,7 @@ output: {same: "${{ steps.kept.id == steps.again.id }}", got: "${{ steps.got }}"
     for wrong, said in (
         ("{get: none}", "there is no blob 'none' in this store"),
         ("{put: 1, get: a}", "blob takes `put`, a value to keep, or `get`, the id of one"),
-        ("{get: 1}", "the argument get of a:0 cannot be read as str"),
+        ("{get: '${{ 1 }}'}", "the argument get of a:0 cannot be read as str"),
     ):
         failing = flow_of(tmp_path, f"steps: [{{id: a, use: blob, with: {wrong}}}]")
         assert said in str((await run(failing)).result.error)

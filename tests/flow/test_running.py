@@ -215,7 +215,7 @@ output: {made: "${{ steps.made }}", never: "${{ steps.never }}"}
 steps:
   - {id: one, use: "flow:./inner.yaml", with: {n: 3}}
   - {id: many, map: {over: [1, 2]}, use: "flow:./inner.yaml", with: {n: "${{ item }}", by: 2}}
-  - {id: wrong, use: "flow:./inner.yaml", with: {n: x}, on_error: {value: refused}}
+  - {id: wrong, use: "flow:./inner.yaml", with: {n: "${{ 'x' }}"}, on_error: {value: refused}}
 output: {one: "${{ steps.one }}", many: "${{ steps.many }}", wrong: "${{ steps.wrong }}"}
 """
     ran = await run(flow_of(tmp_path, text))
@@ -224,6 +224,10 @@ output: {one: "${{ steps.one }}", many: "${{ steps.many }}", wrong: "${{ steps.w
     assert problems_of(tmp_path, "steps: [{id: a, use: 'flow:./inner.yaml', with: {m: 3}}]") == [
         "3:49 error F022 flow:./inner.yaml needs 'n'",
         "3:50 error F022 flow:./inner.yaml takes no argument 'm'; there are by, n",
+    ]
+    assert problems_of(tmp_path, "steps: [{id: a, use: 'flow:./inner.yaml', with: {n: x, by: 2.5}}]") == [
+        '3:53 error F022 the argument n of flow:./inner.yaml: "x" is not of type "integer"',
+        '3:60 error F022 the argument by of flow:./inner.yaml: 2.5 is not of type "integer"',
     ]
     (tmp_path / "inner.yaml").write_text("perdure: 1\nname: inner\nsteps: [{id: a, use: 'flow:./flow.yaml'}]")
     assert "this flow contains itself" in problems_of(tmp_path, "steps: [{id: a, use: 'flow:./inner.yaml'}]")[0]

@@ -13,7 +13,9 @@ from perdure.authoring.code.step import Step
 from perdure.client.bulk import BulkReport
 from perdure.client.client import Client as AsyncClient
 from perdure.client.compacting import CompactReport
+from perdure.client.definitions import FlowView
 from perdure.client.locks import LockView
+from perdure.client.migrating import TriedRun
 from perdure.client.observing import OnCommit, OnComplete
 from perdure.client.pruning import PruneReport, Statuses
 from perdure.client.queries import RunFilters
@@ -429,12 +431,30 @@ class Client:
         """Start a run at every tick, durably. A schedule that exists under this id is changed to this definition."""
     def schedules(self) -> Sequence[ScheduleView]:
         """All schedules, by id."""
+    def flows(self) -> Sequence[FlowView]:
+        """The flows that are stored, by name: which version is the latest of each, and since when."""
     def store_flow(self, program: Program) -> str:
         """Store the definition of a flow, as the latest of its name, and return its version."""
     def get_flow(self, name: str) -> Any:
         """The flow that was stored last under a name, or as `name@version`, or the one with this version."""
     def deploy_flow(self, program: Program) -> Deployment:
         """Store a flow as the latest of its name, and make its schedules those that are in its file."""
+    @overload
+    def migrate_flow(
+        self, id: str, flow: Program, *, before: str | None = None, by: str | None = None, dry_run: Literal[True]
+    ) -> Sequence[str]: ...
+    @overload
+    def migrate_flow(
+        self,
+        id: str,
+        flow: Program,
+        *,
+        before: str | None = None,
+        by: str | None = None,
+        dry_run: Literal[False] = False,
+    ) -> RunHandle[Any]: ...
+    def try_runs(self, flow: Program) -> Sequence[TriedRun]:
+        """The open runs of other versions of a flow, each with why it could not be moved to this one. Moves none."""
     def prune(
         self,
         older_than: Duration,

@@ -10,6 +10,7 @@ from perdure.cli.output import note
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun, StoreUnavailable
+from perdure.kernel.structures import Structures
 from perdure.ports.store import Store
 from perdure.stored import StoredPrograms
 
@@ -28,11 +29,11 @@ def with_reader(store: Store, work: Callable[[Reader], Awaitable[T]]) -> T:
     return asyncio.run(_call(Reader(store, structures=StoredPrograms()), work))
 
 
-def with_client(store: Store, work: Callable[[Client], Awaitable[T]]) -> T:
+def with_client(store: Store, work: Callable[[Client], Awaitable[T]], structures: Structures | None = None) -> T:
     """What a client of the store returns."""
     from perdure.client.client import Client
 
-    return asyncio.run(_call(Client(store, structures=StoredPrograms()), work))
+    return asyncio.run(_call(Client(store, structures=structures or StoredPrograms()), work))
 
 
 async def _call(client: C, work: Callable[[C], Awaitable[T]]) -> T:

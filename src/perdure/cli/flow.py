@@ -5,23 +5,47 @@ from __future__ import annotations
 import asyncio
 import shlex
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from perdure.authoring.graph.diagram import Format
 from perdure.cli.exits import Exit
-from perdure.cli.options import DEFAULT_STORE, AsJson, BatchOptions, Inputs, Limit, Out, StoreUrl, Tolerate, settings
+from perdure.cli.options import (
+    DEFAULT_STORE,
+    AsJson,
+    BatchOptions,
+    Inputs,
+    Limit,
+    Out,
+    StoreUrl,
+    Tolerate,
+    opened,
+    settings,
+)
 from perdure.cli.output import clean, note, write_json
 from perdure.cli.overriding import overridden
 from perdure.cli.targets import load_flow_file, resolve, search_here
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
-from perdure.flow import flow_schema
+from perdure.flow import Flow, flow_schema
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+    from perdure.client.migrating import TriedRun
 
 app = App(name="flow", help="Check flows, run them, test them and draw them.")
 app.command("perdure.cli.flow_files:fmt", name="fmt", sort_key=8, help="Print flows in canonical form.")
 app.command("perdure.cli.flow_stored:deploy", name="deploy", sort_key=10, help="Store flows, with their schedules.")
+app.command("perdure.cli.flow_stored:ls", name="ls", sort_key=11, help="List the flows in a store.")
+app.command("perdure.cli.flow_stored:show", name="show", sort_key=12, help="Print what a flow says, or that of a run.")
+app.command("perdure.cli.flow_stored:diff", name="diff", sort_key=13, help="Tell in what two flows differ.")
+app.command(
+    "perdure.cli.flow_stored:migrate",
+    name="migrate",
+    sort_key=14,
+    help="Continue a run with another version of its flow.",
+)
 app.command("perdure.cli.flow_files:import_", name="import", sort_key=9, help="Translate a flow of another engine.")
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
@@ -34,21 +58,55 @@ def check(
     /,
     *,
     profile: Profile = None,
+    store: Annotated[
+        str | None, Parameter(help="A store: also tell which of its open runs could be moved to these versions.")
+    ] = None,
     json: AsJson = False,
 ) -> int:
     """Tell everything that is wrong with flows, each problem with its file, line and column. It runs nothing.
 
-    Ends with 0 when there is nothing but warnings, and with 2 otherwise.
+    Ends with 0 when there is nothing but warnings, and with 2 otherwise. With --store, open runs are replayed with the
+    flows; it ends with 1 when one of them does not fit. They keep their own version in any case.
     """
-    found = [problem for file in files for problem in _problems(file, profile)]
+    found, flows = list[FlowProblem](), list[Flow]()
+    for file in files:
+        try:
+            flow = load_flow_file(file, profile)
+        except FlowInvalid as error:
+            found += error.problems
+        else:
+            found += flow.warnings
+            flows.append(flow)
+    wrong = any(problem.level == "error" for problem in found)
+    runs = None if store is None or wrong else _tried(flows, store)
     if json:
-        write_json({"files": len(files), "problems": [_plain(problem) for problem in found]})
+        told = {"files": len(files), "problems": [_plain(problem) for problem in found]}
+        write_json(told if runs is None else {**told, "runs": runs})
     else:
         for problem in found:
             print(clean(str(problem), "\n"))
         many = "1 file" if len(files) == 1 else f"{len(files)} files"
         note(f"{many}: {len(found) or 'nothing'} found")
-    return Exit.USAGE if any(problem.level == "error" for problem in found) else Exit.OK
+        if runs is not None:
+            _show_runs(runs)
+    return Exit.USAGE if wrong else Exit.FAILED if any(run.reason for run in runs or ()) else Exit.OK
+
+
+def _tried(flows: list[Flow], store: str) -> list[TriedRun]:
+    """Which open runs of earlier versions could be moved to these."""
+    from perdure.cli.clients import with_client
+
+    async def tried(client: Client) -> list[TriedRun]:
+        return [run for flow in flows for run in await client.try_runs(flow)]
+
+    return with_client(opened(store), tried)
+
+
+def _show_runs(runs: list[TriedRun]) -> None:
+    refused = [run for run in runs if run.reason]
+    for run in refused:
+        print(clean(f"run {run.id} of version {run.version} does not fit: {run.reason}", "\n"))
+    note(f"{len(runs)} open runs of other versions: {len(runs) - len(refused)} fit, {len(refused)} do not")
 
 
 @app.command(sort_key=2)
@@ -138,13 +196,6 @@ def graph(
 def schema() -> None:
     """Print the JSON Schema of flows, for editors."""
     write_json(flow_schema())
-
-
-def _problems(file: str, profile: str | None) -> tuple[FlowProblem, ...]:
-    try:
-        return load_flow_file(file, profile).warnings
-    except FlowInvalid as error:
-        return error.problems
 
 
 def _plain(problem: FlowProblem) -> dict[str, Any]:

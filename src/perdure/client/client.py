@@ -44,6 +44,7 @@ from perdure.kernel.schedules.schedule import CatchUp, Overlap
 if TYPE_CHECKING:
     from perdure.client.bulk_runs import BulkRuns
     from perdure.client.credentials import Credentials
+    from perdure.client.migrating import Migrations, TriedRun
 
 R = TypeVar("R")
 
@@ -394,9 +395,48 @@ class Client(Reader):
 
     # --- flows --------------------------------------------------------------------------------------------------------
 
+    flows = delegated("_definitions", Definitions.flows)
     store_flow = delegated("_definitions", Definitions.store)
     get_flow = delegated("_definitions", Definitions.get)
     deploy_flow = delegated("_schedules", Schedules.deploy)
+
+    @overload
+    async def migrate_flow(
+        self, id: str, flow: Program, *, before: str | None = None, by: str | None = None, dry_run: Literal[True]
+    ) -> Sequence[str]: ...
+    @overload
+    async def migrate_flow(
+        self,
+        id: str,
+        flow: Program,
+        *,
+        before: str | None = None,
+        by: str | None = None,
+        dry_run: Literal[False] = False,
+    ) -> RunHandle[Any]: ...
+    async def migrate_flow(
+        self, id: str, flow: Program, *, before: str | None = None, by: str | None = None, dry_run: bool = False
+    ) -> RunHandle[Any] | Sequence[str]:
+        """Continue a run with another version of its flow, under its id as a new incarnation.
+
+        What it has done stays done: its journal is replayed with the other version first, and CannotMigrate says what
+        does not fit. `before` an op: that op and all that came after it run again. A run that failed is retried. Steps
+        that are under way begin again. With `dry_run` nothing is written, and the steps that would run again are
+        returned.
+        """
+        return await self._migrations.migrate(id, flow, before=before, by=by, dry_run=dry_run)
+
+    async def try_runs(self, flow: Program) -> Sequence[TriedRun]:
+        """The open runs of other versions of a flow, each with why it could not be moved to this one. Moves none."""
+        self._base.check_open()
+        return await self._migrations.try_runs(flow)
+
+    @property
+    def _migrations(self) -> Migrations:
+        """Moves runs to other versions of their flows; made when it is needed, which is rare."""
+        from perdure.client.migrating import Migrations
+
+        return Migrations(self._base, self._gateway, self._messages, self._forks, self._handles, self._definitions)
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 

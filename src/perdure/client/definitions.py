@@ -8,6 +8,9 @@ id, however many runs there are.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +20,7 @@ from perdure.client.base import StoreClient
 from perdure.client.gateway import decided
 from perdure.client.queries import pages
 from perdure.errors import Corrupt, NoSuchFlow, UsageError
-from perdure.kernel.events import NULL, Batch, RunFinished, RunStarted, RunStatus
+from perdure.kernel.events import NULL, Batch, RunFinished, RunStarted, RunStatus, moment
 from perdure.kernel.ids import STORED, stored_id
 from perdure.kernel.inbound import UNDECIDED, Decided, Undecided
 from perdure.kernel.program import Program
@@ -28,6 +31,15 @@ from perdure.ports.runs import RunFilter
 _PAGE = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class FlowView:
+    """A flow in a store: its name, its latest version, and since when it is that."""
+
+    name: str
+    version: str
+    stored_at: datetime
+
+
 class Definitions:
     """Stores definitions, and finds them."""
 
@@ -36,10 +48,15 @@ class Definitions:
         # Definitions that are known to be stored, by name and version.
         self._known: set[tuple[str, str]] = set()
 
-    async def keep(self, program: Program) -> None:
-        """Store the definition of a program that has one, durably, before a run of it begins."""
+    async def keep(self, program: Program, *, for_one_run: bool = False) -> None:
+        """Store the definition of a program that has one, durably, before a run of it begins.
+
+        A version that was not stored yet becomes the latest of its name, unless it is meant `for_one_run`.
+        """
         if (program.name, program.version) not in self._known and program.definition:
-            await self._put(program, latest=False)
+            if await self._find(program.name, program.version) is None:
+                await self._put(program, latest=not (for_one_run or program.variant))
+            self._known.add((program.name, program.version))
 
     async def store(self, program: Program) -> str:
         """Store the definition of a flow, as the latest of its name, and return its version.
@@ -84,10 +101,28 @@ class Definitions:
         return await self._find(name) is not None
 
     async def names(self) -> list[str]:
-        """The names of all programs whose definitions are stored. Reads all runs: for messages only."""
-        wanted = RunFilter(program=STORED, limit=_PAGE)
-        rows = [row async for page in pages(self._base.store, wanted) for row in page]
+        """The names of all programs whose definitions are stored."""
+        rows = [row async for row in self._rows()]
         return sorted({row.id.removeprefix(f"{STORED}:").partition("@")[0] for row in rows})
+
+    async def flows(self) -> Sequence[FlowView]:
+        """The flows that are stored, by name: which version is the latest of each, and since when."""
+        self._base.check_open()
+        found = [
+            FlowView(row.id.removeprefix(f"{STORED}:"), row.version, moment(row.created_at))
+            async for row in self._rows()
+            if "@" not in row.id
+        ]
+        return sorted(found, key=lambda view: view.name)
+
+    async def _rows(self) -> AsyncIterator[RunRow]:
+        """The runs that hold definitions; of those that have a name alone, the latest incarnation."""
+        seen = set[str]()
+        async for page in pages(self._base.store, RunFilter(program=STORED, limit=_PAGE)):
+            for row in page:
+                if row.id not in seen:
+                    seen.add(row.id)
+                    yield row
 
     async def _made(self, row: RunRow, like: Program | None) -> Program:
         data = await self._base.store.blobs.get(row.input_blob)
@@ -100,13 +135,11 @@ class Definitions:
         return None if found is None else found[0]
 
     async def _put(self, program: Program, *, latest: bool) -> None:
-        """Store a definition, unless it is stored; with `latest`, unless it is the latest one stored."""
-        name, version = program.name, program.version
-        if latest or await self._find(name, version) is None:
-            # The latest first: where this process dies in between, the version is lacking and is stored with the next.
-            await self._write(program, stored_id(name))
-            await self._write(program, stored_id(name, version))
-        self._known.add((name, version))
+        """Store a definition; with `latest`, as that which its name stands for."""
+        # The latest first: where this process dies in between, the version is lacking and is stored with the next.
+        for id in (*([stored_id(program.name)] if latest else []), stored_id(program.name, program.version)):
+            await self._write(program, id)
+        self._known.add((program.name, program.version))
 
     async def _write(self, program: Program, id: str) -> None:
         """Store a definition under an id, unless the same version is stored there."""

@@ -149,6 +149,8 @@ class Program(Protocol):
     by_name: bool = False
     # What the program can be made of again in another process; empty for code. It is stored before a run begins.
     definition: bytes = b""
+    # Whether it is meant for single runs: its name stands for another version.
+    variant: bool = False
     # The schedules that are deployed with it.
     schedules: tuple[ProgramSchedule, ...] = ()
 

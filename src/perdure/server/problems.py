@@ -86,6 +86,7 @@ _OF: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.AlreadyExists, 409, "already_exists"),
     (errors.ForkRefused, 409, "fork_refused"),
     (errors.CannotRetry, 409, "cannot_retry"),
+    (errors.CannotMigrate, 409, "cannot_migrate"),
     (errors.NotParked, 409, "not_parked"),
     (errors.NotOwner, 409, "not_owner"),
     (errors.PayloadTooLarge, 413, "payload_too_large"),

@@ -605,6 +605,8 @@ class Compiler:
             made = template(item, scope, self._problems)
             if made.secrets:
                 secrets[name] = made.secrets
+            elif made.constant is not None:
+                self._check_constant(step, component, name, item, made.constant)
             if step.map is None:
                 wants.append(_wanted(name, made, scope, where, self._is_optional))
                 continue
@@ -638,6 +640,11 @@ class Compiler:
             listed = ", ".join(map(repr, missing))
             mark = step.use.mark if step.arguments is None else step.arguments.mark
             self._problems.add(mark, "F022", f"{step.use.value} needs {listed}")
+
+    def _check_constant(self, step: StepDef, component: Component, name: str, item: Item, value: bytes) -> None:
+        for parameter in component.parameters or ():
+            if parameter.name == name and (wrong := parameter.misfit(value)) is not None:
+                self._problems.add(item.mark, "F022", f"the argument {name} of {step.use.value}: {wrong}")
 
     def _check_shell(self, step: StepDef, given: Mapping[str, Item]) -> None:
         """Warn of values that a shell would read as a part of its command."""

@@ -7,18 +7,21 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from perdure.authoring.code.step import Step, step
 from perdure.authoring.flow.children import DynamicFlow, NamedFlow
+from perdure.authoring.flow.schemas import flaw
 from perdure.config import Flows
-from perdure.errors import FlowInvalid, InvalidName, UsageError
+from perdure.errors import FlowInvalid, InvalidName, NotDecodable, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
 from perdure.kernel.program import Program
+from perdure.kernel.values.codec import Codec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -34,6 +37,21 @@ class Parameter(msgspec.Struct, frozen=True):
     name: str
     required: bool = True
     type: Any = Any
+    # For an input of a flow: its JSON Schema, and those that it may refer to.
+    schema: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def misfit(self, value: bytes) -> str | None:
+        """Why an encoded value is no argument; None if it may be one."""
+        try:
+            if self.schema is not None:
+                return flaw(*self.schema, msgspec.json.decode(value))
+            if self.type is not Any:
+                _codec().decode(value, self.type, self.name)
+        except NotDecodable as error:
+            return error.reason
+        except UsageError:
+            pass  # of a type that is decoded by a codec of the engine's
+        return None
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -177,6 +195,11 @@ def _not_here(**given: Any) -> Any:
     raise UsageError("this flow is looked at, and its steps are not executed")
 
 
+@cache
+def _codec() -> Codec:
+    return Codec()
+
+
 def _installed() -> Iterable[EntryPoint]:
     """The components of installed packages."""
     from importlib.metadata import entry_points
@@ -222,8 +245,14 @@ def _of_queue(path: str) -> Component:
 
 def of_program(program: Program) -> Component:
     """A program as a component: its runs are children."""
-    names = [name.lstrip("*=") for name, _ in program.types]
-    return Component("child", tuple(Parameter(one, one not in program.defaults) for one in names), program=program)
+    inputs, schemas = getattr(program, "inputs", {}), getattr(program, "schemas", {})
+    found = []
+    for name, type in program.types:
+        plain = name.lstrip("*=")
+        known = getattr(inputs.get(plain), "schema", None)
+        schema = None if known is None else (known, schemas)
+        found.append(Parameter(plain, plain not in program.defaults, type, schema))
+    return Component("child", tuple(found), program=program)
 
 
 def _value(value: Any) -> Any:

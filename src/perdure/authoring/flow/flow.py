@@ -107,7 +107,7 @@ class Flow(DataflowProgram):
         self.plan = compiler.build().plan
         file = problems.file
         self.name, self.file, self.access = definition.name, file, access
-        self._inputs, self._schemas = definition.inputs, definition.schemas
+        self._inputs, self.schemas = definition.inputs, definition.schemas
         # What its runs keep: places, comments and descriptions do not matter, and the flows in it are part of it.
         self.definition = _defined(definition, programs, file) if stored is None else stored
         if len(self.definition) > MOST_BYTES:
@@ -115,7 +115,10 @@ class Flow(DataflowProgram):
             problems.stop()
         self.version = version_of(self.definition)
         self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
-        self.tests = definition.tests
+        self.variant = bool(self.overrides)
+        self.tests, self.content = definition.tests, definition.canonical
+        # The flows in it, by what steps call them.
+        self.inner = {use: one for use, one in programs.items() if isinstance(one, Flow)}
         self.schedules = tuple(
             ProgramSchedule(one.id, one.spec, msgspec.json.encode(one.input.plain()).decode(), one.queue)
             for one in definition.schedules
@@ -205,7 +208,7 @@ class Flow(DataflowProgram):
 
     def _check_values(self, given: Mapping[str, Any]) -> None:
         for name, value in given.items():
-            wrong = flaw(self._inputs[name].schema, self._schemas, value)
+            wrong = flaw(self._inputs[name].schema, self.schemas, value)
             if wrong is not None:
                 raise NotDecodable(f"the input {name} of {self.name}", "its schema", wrong)
 
@@ -227,7 +230,7 @@ class Flow(DataflowProgram):
                     str(one.schema.get("type", "Any")),
                     kind,
                     one.required,
-                    Raw(msgspec.json.encode(whole_schema(one.schema, self._schemas))),
+                    Raw(msgspec.json.encode(whole_schema(one.schema, self.schemas))),
                 )
                 for name, one in self._inputs.items()
             )

@@ -140,13 +140,18 @@ def fork(
     values: Mapping[str, Value] | None = None,
     inputs: dict[str, dict[str, Raw]] | None = None,
     state: dict[str, Raw] | None = None,
+    moved: float | None = None,
 ) -> list[Batch]:
-    """The journal of a fork. `started` is its first event, `values` the edited outcomes by op path."""
+    """The journal of a fork. `started` is its first event, `values` the edited outcomes by op path.
+
+    `moved`: by how much its times are shifted; left out, so that the past ends now.
+    """
     origin = started.forked_from
     found = ops(batches)
     values = {find(found, path).path: value for path, value in (values or {}).items()}
     edit = _Edit(found, point, values, _unconsumed(batches, found, point))
-    moved = max(0.0, now - _time_before(batches, point.seq))
+    if moved is None:
+        moved = max(0.0, now - _time_before(batches, point.seq))
     result: list[Batch] = []
     recorded: dict[str, Raw] = {}
     owner: str | None = None
