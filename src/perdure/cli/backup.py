@@ -34,8 +34,9 @@ def backup(
 ) -> int:
     """Copy an SQLite store while engines work on it.
 
-    The copy has everything that was acknowledged before the command began. It is checked, and gets its name when it is
-    complete. To restore it, stop every process that uses the store, and put the copy in its place.
+    The copy has everything that was acknowledged before the command began. It
+    is checked, and gets its name when it is complete. To restore it, stop every
+    process that uses the store, and put the copy in its place.
     """
     opened = open_store(store)
     if not isinstance(opened, SqliteStore):

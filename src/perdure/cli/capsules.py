@@ -98,7 +98,8 @@ def compact(
 ) -> None:
     """Remove chunks and progress from the journal of a finished run.
 
-    Results, attempts, errors, owners, signals and answers stay. Events are renumbered.
+    Results, attempts, errors, owners, signals and answers stay. Events are
+    renumbered.
     """
     report = with_client(open_store(store), lambda client: client.compact(id, dry_run=dry_run))
     if json:

@@ -24,7 +24,8 @@ def check(
 ) -> int:
     """Find clocks, randomness, I/O, threads, changed globals and missing awaits in workflow bodies. It runs nothing.
 
-    Exits with 0 when nothing was found, and with 1 otherwise. `# noqa: perdure` at the end of a line silences it.
+    Exits with 0 when nothing was found, and with 1 otherwise. `# noqa: perdure`
+    at the end of a line silences it.
     """
     files = [file for module in modules for file in _files(module)]
     found = [finding for file in files for finding in _check(file)]

@@ -35,8 +35,9 @@ class Part:
 def demo(*, json: AsJson = False) -> int:
     """Watch a run survive the death of its process.
 
-    Starts an order in a process of its own, kills that process with SIGKILL between two steps, and starts it again:
-    finished steps are not executed again. It uses a store in a temporary directory, and no network.
+    Starts an order in a process of its own, kills that process with SIGKILL
+    between two steps, and starts it again: finished steps are not executed
+    again. It uses a store in a temporary directory, and no network.
     """
     say = (lambda *_: None) if json else print
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:

@@ -28,7 +28,8 @@ def doctor(
 ) -> int:
     """Check the store and its environment. Reads, and changes nothing.
 
-    Exits with 0 when no check failed (there may be warnings), and with 1 otherwise.
+    Exits with 0 when no check failed (there may be warnings), and with 1
+    otherwise.
     """
     programs: list[str] | None = None
     if module is not None:

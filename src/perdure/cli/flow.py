@@ -39,7 +39,7 @@ app.command("perdure.cli.flow_files:fmt", name="fmt", sort_key=8, help="Print fl
 app.command("perdure.cli.flow_stored:deploy", name="deploy", sort_key=10, help="Store flows, with their schedules.")
 app.command("perdure.cli.flow_stored:ls", name="ls", sort_key=11, help="List the flows in a store.")
 app.command("perdure.cli.flow_stored:show", name="show", sort_key=12, help="Print what a flow says, or that of a run.")
-app.command("perdure.cli.flow_stored:diff", name="diff", sort_key=13, help="Tell in what two flows differ.")
+app.command("perdure.cli.flow_stored:diff", name="diff", sort_key=13, help="Show where two flows differ.")
 app.command(
     "perdure.cli.flow_stored:migrate",
     name="migrate",
@@ -49,7 +49,7 @@ app.command(
 app.command("perdure.cli.flow_files:import_", name="import", sort_key=9, help="Translate a flow of another engine.")
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
-Profile = Annotated[str | None, Parameter(help="The profile of the flow; otherwise the settings say.")]
+Profile = Annotated[str | None, Parameter(help="The profile of the flow; by default from the settings.")]
 
 
 @app.command(sort_key=1)
@@ -59,14 +59,15 @@ def check(
     *,
     profile: Profile = None,
     store: Annotated[
-        str | None, Parameter(help="A store: also tell which of its open runs could be moved to these versions.")
+        str | None, Parameter(help="A store: also report which of its open runs fit these versions.")
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Tell everything that is wrong with flows, each problem with its file, line and column. It runs nothing.
+    """Report every problem in flows, with its file, line and column. It runs nothing.
 
-    Ends with 0 when there is nothing but warnings, and with 2 otherwise. With --store, open runs are replayed with the
-    flows; it ends with 1 when one of them does not fit. They keep their own version in any case.
+    Exits with 0 when there are only warnings, and with 2 otherwise. With
+    --store, open runs are replayed with the flows; it exits with 1 when one of
+    them does not fit. The runs keep their own version in any case.
     """
     found, flows = list[FlowProblem](), list[Flow]()
     for file in files:
@@ -114,7 +115,9 @@ def run(
     file: File,
     /,
     *,
-    id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
+    id: Annotated[
+        str | None, Parameter(help="The id of the run. If a run with this id exists, it is continued.")
+    ] = None,
     input: Annotated[str | None, Parameter(help="Inputs, as a JSON object.", allow_leading_hyphen=True)] = None,
     set: Annotated[
         list[str] | None,
@@ -133,10 +136,11 @@ def run(
 ) -> int:
     """Run a flow to its end and print its result as JSON.
 
-    Run the same command again after a crash, with the same --id, and it goes on from the last thing it finished.
-    --input: an object with the inputs by name; @file.json reads it from a file, - from stdin. With --inputs, it runs
-    once for each line of a file: a batch. --set book.timeout=5s, or extract.pull.timeout=5s in a flow with jobs: JSON,
-    or else text.
+    After a crash, the same command with the same --id continues the run from
+    the last step that it finished. --input: an object with the inputs by name;
+    @file.json reads it from a file, - from stdin. With --inputs, it runs once
+    for each line of a file: a batch. --set book.timeout=5s, or
+    extract.pull.timeout=5s in a flow with jobs: JSON, or else text.
     """
     from perdure.cli.run import perform
 

@@ -29,9 +29,10 @@ def import_(
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Translate a flow of Stepflow or Aetherflow, and tell what could not be translated, each with its line and column.
+    """Translate a flow of Stepflow or Aetherflow, and report what could not be translated, with line and column.
 
-    Ends with 0 when all of it was translated, and with 2 when something is left to be written.
+    Ends with 0 when all of it was translated, and with 2 when something is left
+    to be written.
     """
     problems = Problems(os.path.normpath(file))
     root = read(_data(file), problems.file, problems)

@@ -40,7 +40,8 @@ def deploy(
 ) -> None:
     """Store flows, each as the latest of its name, and make their schedules those that are in the files.
 
-    Runs in flight keep the definition that they were started with. Nothing is stored when any of the files is wrong.
+    Runs in flight keep the definition that they were started with. Nothing is
+    stored when any of the files is wrong.
     """
     paths = [path for file in files for path in _paths(file)]
     flows, problems = list[Flow](), list[FlowProblem]()
@@ -130,7 +131,7 @@ def diff(
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Tell in what two flows, or two versions of one, differ. Descriptions, tests and schedules are left out.
+    """Show where two flows, or two versions of one, differ. Descriptions, tests and schedules are left out.
 
     Ends with 0 when they say the same, and with 1 otherwise.
     """
@@ -152,7 +153,7 @@ def migrate(
     *,
     to: Annotated[str, Parameter(help="The flow, or a stored one as NAME or NAME@VERSION.")],
     before: Annotated[str | None, Parameter(help="An op path: that op, and all that came after it, run again.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only tell what would run again.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only show what would run again.")] = False,
     profile: Profile = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,

@@ -29,8 +29,8 @@ def migrate(
 ) -> int:
     """Update the schema of a store.
 
-    Any number of processes may call this at once, and engines may keep working: each migration says which older
-    versions of perdure it works with.
+    Any number of processes may call this at once, and engines may keep working:
+    each migration says which older versions of perdure it works with.
     """
     if status + sql + dry_run > 1:
         raise Problem("--status, --sql and --dry-run exclude each other; give one of them")

@@ -58,10 +58,12 @@ def run(
 ) -> int:
     """Run a workflow to its end and print its result as JSON.
 
-    After a crash, the same command with the same --id continues the run from the last step that it finished.
+    After a crash, the same command with the same --id continues the run from
+    the last step that it finished.
 
-    --input: an object passes arguments by name, a list by position, anything else is the only argument.
-    @file.json reads it from a file, - from stdin. With --inputs, it runs once for each line of a file: a batch.
+    --input: an object passes arguments by name, a list by position, anything
+    else is the only argument. @file.json reads it from a file, - from stdin.
+    With --inputs, it runs once for each line of a file: a batch.
 
     Parameters
     ----------

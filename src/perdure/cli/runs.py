@@ -189,7 +189,8 @@ def watch(
 ) -> int:
     """Follow the journal of a run until it ends, and exit as the run did.
 
-    Exits with 0 when it completed, 1 when it failed, 5 when it was cancelled or is parked.
+    Exits with 0 when it completed, 1 when it failed, 5 when it was cancelled or
+    is parked.
     """
     follower = _Follower(id, _number(start), store, json)
     return asyncio.run(follower.until_end())

@@ -25,7 +25,8 @@ def serve(
 ) -> int:
     """Serve the dashboard and the HTTP API of a store until Ctrl-C. It executes nothing: workers do.
 
-    Without a token it listens to this machine alone. Tokens are made with `perdure token new`.
+    Without a token it listens to this machine alone. Tokens are made with
+    `perdure token new`.
     """
     from perdure.client.client import Client
     from perdure.stored import StoredPrograms

@@ -30,8 +30,8 @@ def stream(
 ) -> int:
     """Follow what a step emits until it ends. Without a step, follow all steps until the run ends, and exit as it did.
 
-    Each chunk is a line: text as it is, everything else as JSON. With --json, each line is an object with the number of
-    the chunk.
+    Each chunk is a line: text as it is, everything else as JSON. With --json,
+    each line is an object with the number of the chunk.
     """
     if start < 0:
         raise Problem(f"--start {start}: chunks are numbered from 0")

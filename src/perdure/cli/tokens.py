@@ -31,7 +31,7 @@ def new(
     redact: Annotated[
         list[str] | None, Parameter(help="What is taken out of the values it sees, as $.card; may be repeated.")
     ] = None,
-    expires: Annotated[str | None, Parameter(help="After how long it expires, as 90d; left out: never.")] = None,
+    expires: Annotated[str | None, Parameter(help="When it expires, such as 90d; by default never.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:

@@ -38,7 +38,8 @@ def upgrade_check(
 ) -> int:
     """Replay every open run against the code of a module. It calls no step and writes nothing.
 
-    Exits with 0 when all runs are safe, and with 1 when any needs a patch or breaks.
+    Exits with 0 when all runs are safe, and with 1 when any needs a patch or
+    breaks.
     """
     target = load(module)
     programs = Programs(target.programs.values())

@@ -35,8 +35,8 @@ def prune(
 ) -> int:
     """Remove runs that ended long ago, with their children, and large values to which no journal refers.
 
-    Without --status, only completed runs are removed. Unfinished runs never are. Exits with 1 when a run was kept
-    because it could not be archived.
+    Without --status, only completed runs are removed. Unfinished runs never
+    are. Exits with 1 when a run was kept because it could not be archived.
     """
     age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
     statuses = [one for given in status or ["completed"] for one in given.split(",")]
@@ -70,7 +70,8 @@ def rebuild(
 ) -> int:
     """Recompute the rows of all runs from their journals, report differences, and repair them.
 
-    Exits with 1 when a journal is damaged, and when a dry run found differences.
+    Exits with 1 when a journal is damaged, and when a dry run found
+    differences.
     """
     report = with_client(open_store(store), lambda client: client.rebuild(dry_run=dry_run))
     if json:

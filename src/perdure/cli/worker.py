@@ -43,11 +43,13 @@ def worker(
 ) -> int:
     """Execute the runs of a module's workflows until SIGTERM or Ctrl-C, and then hand them over.
 
-    Running steps get the grace to end; a second signal cancels them. Runs that only wait are handed over at once.
+    Running steps get the grace to end; a second signal cancels them. Runs that
+    only wait are handed over at once.
 
-    The worker applies the limits of the queues in the module, such as emails = Queue("emails", concurrency=5), creates
-    or updates its schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), and gives its steps
-    the resources in resources = {"db": ...}.
+    The worker applies the limits of the queues in the module, such as emails =
+    Queue("emails", concurrency=5), creates or updates its schedules, such as
+    nightly = Schedule("nightly", report(), cron="30 2 * * *"), and gives its
+    steps the resources in resources = {"db": ...}.
 
     Parameters
     ----------
