@@ -12,6 +12,7 @@ import pytest
 from perdure import Engine, Recovery, RunStatus, approval, step, workflow
 from perdure.client.views import StepView
 from perdure.graph import Graph, interrupt, node
+from perdure.kernel.events import StepSucceeded
 from tests.engine.harness import PATIENCE, Recorded
 
 
@@ -134,6 +135,35 @@ async def test_the_node_that_comes_back_parks_the_run_and_says_that_it_was_given
         await handle.approve("later", 1)
         result = await handle.outcome(PATIENCE, until="rest")
         assert result.status is RunStatus.PARKED, result
-        assert "The run gave old:0" in str(result.error)
+        assert "The run cancelled old:0" in str(result.error)
     async with Engine(url, [after]) as engine:
         assert (await engine.handle("r").result()) == {"later": 1}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "remote" not in case])
+async def test_a_run_that_waits_for_nothing_else_goes_on_at_the_deploy(case: str, tmp_path: Path) -> None:
+    old, ops = CASES[case]
+    url, recorded = f"sqlite:///{tmp_path / 'g.db'}", Recorded()
+    before = Graph([*old, ask("ask"), add("after", "ask")], name="g", output="after")
+    async with Engine(url, [before], recovery=Recovery(grace=0), on_commit=recorded) as engine:
+        _ = await engine.start(before(x=1), id="r")
+        for op in (*ops, "ask:0"):
+            await recorded.until(begins(op))
+        await engine.approve("r", "ask", 1)
+        await recorded.until(begins("after:0"))
+    after = Graph([*old[:-1], ask("ask"), add("after", "ask")], name="g", output="after", retired=["old"])
+    async with Engine(url, [after]) as engine:
+        assert await engine.handle("r").result(PATIENCE) == 2
+
+
+async def test_a_node_that_was_added_beside_an_open_question_runs_at_the_deploy(tmp_path: Path) -> None:
+    url, recorded = f"sqlite:///{tmp_path / 'g.db'}", Recorded()
+    before = Graph([ask("ask"), add("after", "ask")], name="g")
+    async with Engine(url, [before]) as engine:
+        assert (await engine.run(before(x=1), id="r")).interrupted
+    after = Graph([ask("ask"), add("after", "ask"), add("beside")], name="g")
+    async with Engine(url, [after], on_commit=recorded) as engine:
+        await recorded.until(lambda event: isinstance(event, StepSucceeded) and event.op == "beside:0")
+        assert (await engine.run(after, id="r")).interrupted
+    async with Engine(url, [after]) as engine:
+        assert (await engine.run(after, id="r", answers={"ask": 1})).output == {"after": 2, "beside": 2}

@@ -72,6 +72,8 @@ class Checked:
     batches: Sequence[Batch]
     parts: Generator[None, None, None] | None = None
     error: Exception | None = None
+    # Whether it would go on at once: its code has changed, and asks for something that it did not ask for before.
+    goes_on: bool = False
 
     @property
     def digest(self) -> bytes:
@@ -199,6 +201,8 @@ class FitCheck:
                     elif one.error is None:
                         fits.add(one.digest)
                         new += 1
+                        if one.goes_on and one.row.status is RunStatus.WAITING:
+                            orchestrator.enter_soon(one.row.run_id)
                     elif self._others_may_take(one.started, one.error):
                         self._left.add(one.digest)
                         left[one.row.program] += 1
@@ -315,7 +319,7 @@ class FitCheck:
     def _parts(self, one: Checked) -> Generator[None, None, None]:
         loader, missing = self._orchestrator.loader, self._missing(one.row)
         if missing is None:
-            yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
+            one.goes_on = yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
         elif loader.follows_its_owner(one.batches, missing):
             # The code of this process had it before. Any other missing program belongs to another engine.
             raise missing

@@ -429,18 +429,20 @@ class Loader:
         opened = partial(self._open, started, run_id, batches)
         return await self._payloads.inflate_needed(batches, opened, self._session.in_callback)
 
-    def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, None]:
+    def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, bool]:
         """Raise the error that would keep a run from continuing here; the caller may pause between parts.
 
-        Writes nothing, calls no step, and does not begin a body that has not begun. Call it in a callback, not in a
-        task.
+        Gives whether the run would go on at once, because its code has changed. Writes nothing, calls no step, and does
+        not begin a body that has not begun. Call it in a callback, not in a task.
         """
         if not any(isinstance(event, RunClaimed) for event in events_in(batches)):
             self._check_input(started)
-            return
+            return False
         opened = partial(self._open, started, run_id, batches)
         replay = yield from follow_parts(opened, batches, other_code=False)
+        goes_on = bool(replay.pending)
         replay.close()
+        return goes_on
 
     def _check_input(self, started: RunStarted) -> None:
         """Raise why a run that has not begun cannot begin with the input it has."""
