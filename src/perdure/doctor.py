@@ -224,7 +224,7 @@ async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:
         return Check(
             "journals", "fail", f"{len(damaged)} of {len(open_runs)} are damaged", "\n".join([fix, *damaged.values()])
         )
-    return Check("journals", "ok", f"{len(open_runs)} of open runs read; all checksums match")
+    return Check("journals", "ok", f"those of {len(open_runs)} open runs read; all checksums match")
 
 
 def _owners(open_runs: Sequence[RunRow], live: set[str], now: float) -> Check:

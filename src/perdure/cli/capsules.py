@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -82,10 +83,8 @@ def import_(
     if json:
         write_json(view)
     else:
-        note(
-            f"run {view.id!r} of {view.program} was imported into {store} ({view.status}); "
-            f"to read it: perdure runs show {view.id}"
-        )
+        show = shlex.join(["perdure", "runs", "show", view.id, *([] if store == DEFAULT_STORE else ["--store", store])])
+        note(f"run {view.id!r} of {view.program} was imported into {store} ({view.status}); to read it: {show}")
 
 
 def compact(
