@@ -31,6 +31,7 @@ from perdure.authoring.flow.definition import (
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
 from perdure.authoring.flow.format import kind_of
 from perdure.authoring.flow.job import Job
+from perdure.authoring.flow.lazy import Need, Needs, causes_of, gates_of
 from perdure.authoring.flow.schemas import validator, whole_schema
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.authoring.flow.values import Given, Missing, Template, template
@@ -229,8 +230,8 @@ class Compiler:
         made = self._output()
         self._check_cycles()
         self._problems.stop()
-        if flow.lazy and made is not None:
-            drafts = self._needed(drafts, _values(() if final is None else final[1], made))
+        if flow.lazy and flow.output is not None:
+            drafts = self._needed(drafts, () if final is None else final[1], flow.output)
         inside = [*(part for _, part in jobs.values()), *(() if final is None else (final[1],))]
         used = _values((*drafts, *found, *(draft for part in inside for draft in part)), made or ())
         drafts += [
@@ -256,21 +257,39 @@ class Compiler:
         )
         return self._built(drafts, options)
 
-    def _needed(self, drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
-        """The steps that have to run for these values, and those that run in any case."""
-        by_id = {draft.node.name: draft for draft in drafts}
-        work = [*wanted, *(step.id for step in self._flow.steps if step.must_run)]
-        kept = set[str]()
-        while work:
-            id = work.pop()
-            if id in by_id and id not in kept:
-                kept.add(id)
-                work += _values((by_id[id],), ())
-        return [
-            msgspec.structs.replace(draft, after=tuple(one for one in draft.after if one in kept))
+    def _needed(self, drafts: Sequence[Draft], final: Iterable[Draft], output: Item) -> list[Draft]:
+        """The steps that the result may need, with the gates that choose among them, and those that run in any case."""
+        finder = Needs(self._problems.file, self._compiled)
+        steps = {step.id: step for step in self._flow.steps}
+        needs: dict[str, Need] = {}
+        for draft in drafts:
+            owner = _owner(draft)
+            found = self._needs_of(finder, steps[owner], draft)
+            needs[owner] = (
+                found if owner not in needs else Need([*needs[owner].names, *found.names], needs[owner].forms)
+            )
+        wanted = finder.of(output, "output")
+        always = [*_values(final, ()), *(step.id for step in self._flow.steps if step.must_run)]
+        why = causes_of(needs, finder.forms, wanted, always, self._before)
+        kept = [
+            msgspec.structs.replace(draft, after=tuple(one for one in draft.after if one in why))
             for draft in drafts
-            if _owner(draft) in kept
+            if _owner(draft) in why
         ]
+        return [*kept, *gates_of(finder.forms, why)]
+
+    def _needs_of(self, finder: Needs, step: StepDef, draft: Draft) -> Need:
+        """What a node of a step needs; forms in what is made anew for each item or round are not asked one by one."""
+        arguments = step.arguments
+        if draft.node.name != step.id or arguments is None or step.map is not None or step.repeat is not None:
+            return Need([*_values((draft,), ())])
+        others = msgspec.structs.replace(draft, wants=())
+        inside = finder.of(arguments, step.id)
+        return Need([*inside.names, *_values((others,), ())], inside.forms)
+
+    def _compiled(self, item: Item, problems: Problems) -> tuple[Template, Sequence[str]]:
+        scope = Scope(self._flow, self._job, secrets=True)
+        return template(item, scope, problems), scope.names
 
     def _built(self, drafts: Sequence[Draft], options: Options) -> Built:
         try:

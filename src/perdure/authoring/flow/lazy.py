@@ -1,0 +1,272 @@
+"""Which steps of a lazy flow run: those that the output needs, and what its forms choose.
+
+`$if` and `$coalesce` ask for one of their values after the other. So the steps that only one of these needs are targets
+of a gate, which decides when what it depends on has ended. A gate that is needed by one choice of another gate is a target
+of that. What is needed in any case is no target of any gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.authoring.dataflow.build import Draft, Wanted
+from perdure.authoring.dataflow.plan import Gate, Node
+from perdure.authoring.flow.tree import Item, Problems, made
+from perdure.authoring.flow.values import Given, Missing, Template
+from perdure.errors import ExpressionFailed
+
+# What needs a node: a gate that makes a choice; None: it is needed in any case.
+Cause = tuple[str, int] | None
+# Gives the template of an item, and the names of the values that it takes.
+Compile = Callable[[Item, Problems], tuple[Template, Sequence[str]]]
+
+
+class Need(msgspec.Struct):
+    """What a value needs: other values by name, and forms that choose among more."""
+
+    names: list[str] = []
+    forms: list[Form] = []
+
+
+class Form(msgspec.Struct):
+    """A form: what decides it, which it needs first, and what it needs by choice. `chooses` says which."""
+
+    decides: Need
+    choices: list[Need]
+    chooses: Wanted
+    where: str
+    # The name of its gate.
+    gate: str = ""
+
+
+class Needs:
+    """Finds what values need."""
+
+    def __init__(self, file: str, compile: Compile) -> None:
+        self._file, self._compile = file, compile
+        self.forms: list[Form] = []
+
+    def of(self, item: Item, owner: str) -> Need:
+        """What an item needs; its gates are named after `owner`."""
+        value = item.value
+        if isinstance(value, dict):
+            if "$if" in value and "then" in value:
+                return self._of_if(item, owner)
+            if "$coalesce" in value and isinstance(value["$coalesce"].value, list):
+                return self._of_coalesce(item, owner)
+            if not any(key.startswith("$") for key in value):
+                return _merged(self.of(one, owner) for one in value.values())
+        if isinstance(value, list):
+            return _merged(self.of(one, owner) for one in value)
+        _, names = self._compile(item, Problems(self._file))
+        return Need([*names])
+
+    def _of_if(self, item: Item, owner: str) -> Need:
+        value = item.value
+        decides = self.of(value["$if"], owner)
+        otherwise = [self.of(value["else"], owner)] if "else" in value else [Need()]
+        holds, names = self._compile(value["$if"], Problems(self._file))
+
+        def choose(given: Given) -> bytes:
+            try:
+                return b"1" if holds.evaluate(given) in (b"null", b"false") else b"0"
+            except (Missing, ExpressionFailed):
+                return b"1"
+
+        form = Form(decides, [self.of(value["then"], owner), *otherwise], _choice(names, choose), self._where(item))
+        return Need(forms=[self._named(form, owner)])
+
+    def _of_coalesce(self, item: Item, owner: str) -> Need:
+        parts: list[Item] = item.value["$coalesce"].value
+        needs = [self.of(part, owner) for part in parts]
+        found = needs[0] if needs else Need()
+        if len(parts) < 2:
+            return found
+        # Each but the first is needed if all before it are null.
+        last: Form | None = None
+        for number in range(len(parts) - 1, 0, -1):
+            before, names = self._compile(made({"$coalesce": parts[:number]}, item.mark), Problems(self._file))
+            form = Form(
+                Need(),
+                [_merged([needs[number], *([Need(forms=[last])] if last else [])]), Need()],
+                _choice(names, _null(before)),
+                self._where(item),
+            )
+            last = self._named(form, owner)
+        assert last is not None
+        return _merged([found, Need(forms=[last])])
+
+    def _named(self, form: Form, owner: str) -> Form:
+        many = sum(1 for one in self.forms if one.gate.startswith(f"{owner}.if"))
+        form.gate = f"{owner}.if{many + 1 if many else ''}"
+        self.forms.append(form)
+        return form
+
+    def _where(self, item: Item) -> str:
+        return f"{self._file}:{item.mark.line}:{item.mark.column}"
+
+
+def _null(before: Template) -> Callable[[Given], bytes]:
+    def choose(given: Given) -> bytes:
+        try:
+            return b"0" if before.evaluate(given) == b"null" else b"1"
+        except (Missing, ExpressionFailed):
+            return b"1"  # where it is used, it fails the same way
+
+    return choose
+
+
+def _choice(names: Sequence[str], choose: Callable[[Given], bytes]) -> Wanted:
+    return Wanted("choice", tuple(names), compute=choose)
+
+
+def _merged(needs: Iterable[Need]) -> Need:
+    found = Need([], [])
+    for one in needs:
+        found.names += one.names
+        found.forms += one.forms
+    return found
+
+
+# --- what is needed when --------------------------------------------------------------------------------------------
+
+
+def causes_of(
+    needs: Mapping[str, Need],
+    forms: Iterable[Form],
+    wanted: Need,
+    always: Iterable[str],
+    waits: Mapping[str, Iterable[str]],
+) -> dict[str, set[Cause]]:
+    """By step or gate: what needs it; what nothing needs is not there.
+
+    `needs` are those of steps by id, `wanted` that of the result, `always` are steps that are needed in any case;
+    `waits` is what steps wait for.
+    """
+    gates = {form.gate: form for form in forms}
+    found: dict[str, set[Cause]] = {}
+    work: list[tuple[str, Cause]] = [(name, None) for name in (*_all(wanted), *always)]
+    while work:
+        name, cause = work.pop()
+        known = found.setdefault(name, set())
+        if cause in known or None in known or (name not in needs and name not in gates):
+            continue
+        if cause is None:
+            known.clear()
+        known.add(cause)
+        if name in needs:
+            work += [(one, cause) for one in _all(needs[name])]
+            continue
+        form = gates[name]
+        work += [(one, cause) for one in _all(form.decides)]
+        for number, choice in enumerate(form.choices):
+            work += [(one, (name, number)) for one in _all(choice)]
+    found = {name: why for name, why in found.items() if why}
+    _reduce(found, gates)
+    while (edge := _circular(found, waits, gates)) is not None:
+        # What decides takes the value that it may choose. Then that is made wherever the gate decides.
+        gate, name = edge
+        found[name] |= found[gate]
+        _reduce(found, gates)
+    return found
+
+
+def _circular(
+    found: Mapping[str, set[Cause]], waits: Mapping[str, Iterable[str]], gates: Mapping[str, Form]
+) -> tuple[str, str] | None:
+    """A gate that waits, by way of others, for what it chooses; None if there is none."""
+    behind: dict[str, set[str]] = {name: set() for name in found}
+    for name, why in found.items():
+        before = gates[name].chooses.values if name in gates else waits.get(name, ())
+        for one in (*before, *(cause[0] for cause in why if cause is not None)):
+            if one in behind and one != name:
+                behind[one].add(name)
+    left = dict.fromkeys(behind, 0)
+    for names in behind.values():
+        for name in names:
+            left[name] += 1
+    ready = [name for name, count in left.items() if not count]
+    while ready:
+        for name in behind[(done := ready.pop())]:
+            left[name] -= 1
+            if not left[name]:
+                ready.append(name)
+        del left[done]
+    return next(
+        (
+            (cause[0], name)
+            for name in left
+            for cause in sorted(one for one in found[name] if one is not None)
+            if cause[0] in left and not found[cause[0]] <= found[name]
+        ),
+        None,
+    )
+
+
+def _all(need: Need) -> list[str]:
+    return [*need.names, *(form.gate for form in need.forms)]
+
+
+def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
+    """Leave out choices that are made only where the node is needed anyway."""
+
+    def implied(cause: Cause, by: set[Cause], seen: frozenset[str]) -> bool:
+        """Whether a node that these causes need is needed whenever this one holds."""
+        if cause in by or None in by:
+            return True
+        if cause is None or cause[0] in seen:
+            return False
+        gate, seen = cause[0], seen | {cause[0]}
+        if all((gate, number) in by for number in range(len(gates[gate].choices))):
+            return True
+        return all(implied(one, by, seen) for one in found[gate])
+
+    changed = True
+    while changed:
+        changed = False
+        for why in found.values():
+            for cause in list(why):
+                if cause is None:
+                    continue
+                gate = cause[0]
+                if all((gate, number) in why for number in range(len(gates[gate].choices))):
+                    # Whatever it chooses: the node is needed where the gate is.
+                    rest = {one for one in why if one is None or one[0] != gate} | found[gate]
+                elif implied(cause, why - {cause}, frozenset()):
+                    rest = why - {cause}
+                else:
+                    continue
+                if rest != why:
+                    why.clear()
+                    why.update(rest)
+                    changed = True
+                    break
+
+
+def gates_of(forms: Iterable[Form], found: Mapping[str, set[Cause]]) -> list[Draft]:
+    """The gates that choose something."""
+    chosen = {
+        form.gate: [[name for name, why in found.items() if (form.gate, number) in why] for number in range(2)]
+        for form in forms
+        if form.gate in found
+    }
+    # Without a target, a gate is none, and no target of others.
+    while empty := [gate for gate, choices in chosen.items() if not any(choices)]:
+        for gate in empty:
+            del chosen[gate]
+        for choices in chosen.values():
+            choices[:] = [[name for name in names if name not in empty] for names in choices]
+    return [_gate(form, chosen[form.gate]) for form in forms if form.gate in chosen]
+
+
+def _gate(form: Form, chosen: Sequence[list[str]]) -> Draft:
+    targets = tuple(dict.fromkeys(name for names in chosen for name in names))
+    node = Node(form.gate, "gate", where=form.where, function=_same, gate=Gate({}, lambda choice: chosen[choice]))
+    return Draft(node, (form.chooses,), targets=targets, many=True)
+
+
+def _same(choice: Any) -> Any:
+    return choice
