@@ -1,8 +1,8 @@
 """Which steps of a lazy flow run: those that the output needs, and what its forms choose.
 
-`$if` and `$coalesce` ask for one of their values after the other. So the steps that only one of these needs are targets
-of a gate, which decides when what it depends on has ended. A gate that is needed by one choice of another gate is a target
-of that. What is needed in any case is no target of any gate.
+`$if` and `$coalesce` ask for one of their values after the other. So the steps that only one of these needs are
+targets of a gate, which decides when what it depends on has ended. A gate that is needed by one choice of another gate
+is a target of that. What is needed in any case is no target of any gate.
 """
 
 from __future__ import annotations
