@@ -659,7 +659,7 @@ def _check_kinds(
     """Refuse an argument in the wrong place, and say what to write."""
     if isinstance(store, Iterable | Invocation | Step) and not isinstance(store, str | os.PathLike):
         raise UsageError(
-            f"Engine(store, programs): the store comes first, and {store!r:.80} is none; "
+            f"Engine(store, programs): the store comes first, and {store!r:.80} is not one; "
             "write Engine('sqlite:///flows.db', [fulfil])"
         )
     if isinstance(store, Program):
@@ -688,7 +688,7 @@ def _each(option: str, given: Iterable[T], cls: type[T], example: str) -> list[T
     found = list(given)
     for one in found:
         if not isinstance(one, cls):
-            raise UsageError(f"Engine({option}=[...]) takes {option}, and {one!r:.80} is none; write {example}")
+            raise UsageError(f"Engine({option}=[...]) takes {option}, and {one!r:.80} is not one; write {example}")
     return found
 
 

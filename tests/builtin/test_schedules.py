@@ -874,7 +874,7 @@ def test_a_sweep_declares_schedules_too() -> None:
 def test_a_declaration_that_makes_no_sense_is_refused_before_the_engine_opens() -> None:
     wrong: list[tuple[Any, str]] = [
         (Schedule("s", report(), every=60), r"takes a list; write schedules=\[Schedule\("),
-        ([report], r"takes schedules, and .* is none; write Schedule\("),
+        ([report], r"takes schedules, and .* is not one; write Schedule\("),
         ([Schedule("s", report())], "either every=... or cron="),
         ([Schedule("s", report(), every=60), Schedule("s", report(), every=60)], "is declared twice"),
         ([Schedule("", report(), every=60)], "is empty"),

@@ -232,7 +232,7 @@ def test_a_run_is_started_with_changes_and_a_profile(cli: Cli) -> None:
         (("--set", "one.a.with"), "is not STEP.KEY=VALUE"),
         (("--set", "one=1"), "is not STEP.KEY=VALUE"),
         (("--set", "one.a=1"), "names no key of one.a"),
-        (("--set", "one.a.with=1", "--set", "one.a.with.n=1"), "gives with a value that is no object"),
+        (("--set", "one.a.with=1", "--set", "one.a.with.n=1"), "gives with a value that is not an object"),
         (("--set", "two.a.with=1"), "there is no such step or job"),
         (("--overrides", "[1]"), "gives changes by step"),
         (("--overrides", "@none.json"), "--overrides @none.json: there is no such file"),

@@ -31,7 +31,7 @@ def test_deploy_stores_all_flows_or_none(cli: Cli) -> None:
     assert "schedule test.often deleted" in cli("flow", "deploy", "flows", "--store", cli.url).out
     cli.write("flows/c.yaml", HEAD + BODY)
     assert "are flows of the same name, test" in cli("flow", "deploy", "flows", "--store", cli.url).err
-    assert "is no flow: its name ends with" in cli("flow", "deploy", "flows.py").err
+    assert "is not a flow: its name ends with" in cli("flow", "deploy", "flows.py").err
 
 
 GREET = """

@@ -216,6 +216,6 @@ async def test_what_is_no_batch_is_refused() -> None:
             _ = await engine.start_batch(square, [1])  # type: ignore[arg-type]
         await engine.run(item(1), id="r")
         for asked in (engine.batch("r"), engine.items("r")):
-            with pytest.raises(UsageError, match="no batch"):
+            with pytest.raises(UsageError, match="not a batch"):
                 await asked
         assert await engine.list(program="item[]") == []

@@ -35,7 +35,7 @@ async def test_callers_hold_renew_and_give_back_locks(local_url: str) -> None:
         await locks.release("room", "me")
         assert await locks.get("room") is None
         assert await locks.force_release("room") is None
-        with pytest.raises(InvalidLock, match="is no name"):
+        with pytest.raises(InvalidLock, match="is not a name"):
             await locks.acquire("room", "")
 
 

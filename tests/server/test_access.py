@@ -328,7 +328,7 @@ async def test_a_token_and_the_users_of_a_host_can_be_known_side_by_side(engine:
     ("fields", "said"),
     [
         ({"name": ""}, "a name says who"),
-        ({"name": "ann", "may": {"write"}}, "no permission"),
+        ({"name": "ann", "may": {"write"}}, "not a permission"),
         ({"name": "ann", "may": "read"}, "give a set"),
         ({"name": "ann", "programs": "order"}, "give a set"),
     ],

@@ -310,7 +310,7 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
         ),
         ("store: memory://\nstorageConfig: {type: inMemory}", "line 2: store is given in perdure.yaml, line 1 already"),
         ("leases: none\nleaseManager: {type: none}", "line 2: leases is given in perdure.yaml, line 1 already"),
-        ("storageConfig:\n  type: sqlit", "line 2: 'sqlit' is no type of store; did you mean 'sqlite'?"),
+        ("storageConfig:\n  type: sqlit", "line 2: 'sqlit' is not a type of store; did you mean 'sqlite'?"),
         ("storageConfig: {}", "line 1: it needs a type"),
         ("storageConfig:\n  type: sqlite", "line 1: a sqlite store needs its databaseUrl"),
         (
@@ -343,7 +343,10 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
             "leaseManager:\n  type: etcd\n  endpoints: [http://a]\n  password: x",
             "line 4: a password needs a user; give user too",
         ),
-        ("leaseManager:\n  type: zookeeper", "line 2: 'zookeeper' is no type of leases; there are none, etcd, store"),
+        (
+            "leaseManager:\n  type: zookeeper",
+            "line 2: 'zookeeper' is not a type of leases; there are none, etcd, store",
+        ),
         ("leaseManager:\n  type: etcd", "line 1: endpoints are the members of etcd"),
         ("leaseManager:\n  type: etcd\n  endpoints: [etcd-1]", "line 3: endpoints are the members of etcd"),
         ("leaseManager:\n  type: etcd\n  endpoints: [http://a, https://b]", "all http or https"),

@@ -39,7 +39,7 @@ def import_(
     engine = engine_of(root)
     flow = native(root, problems)
     if engine is None:
-        raise Problem(f"{file} is no flow of Stepflow or Aetherflow" + (", but of perdure" if flow is root else ""))
+        raise Problem(f"{file} is not a flow of Stepflow or Aetherflow" + (", but of perdure" if flow is root else ""))
     found = sorted(problems.found, key=lambda one: (one.line, one.column))
     if out is not None:
         _write(out, as_json(flow) if out.endswith(".json") else as_yaml(flow))

@@ -84,7 +84,7 @@ async def _set_up(store: Store) -> None:
 def _paths(file: str) -> list[str]:
     found = flow_files(file)
     if not found:
-        what = "has no flows in it" if os.path.isdir(file) else "is no flow: its name ends with .yaml, .yml or .json"
+        what = "has no flows in it" if os.path.isdir(file) else "is not a flow: its name ends with .yaml, .yml or .json"
         raise Problem(f"{file} {what}")
     return found
 
@@ -195,7 +195,7 @@ async def _stored(client: Client, which: str) -> Flow:
     if view is not None:
         found = shown(await definitions_of(client.store, await client.store.journal.read(view.root)))
         if not found.serves(view.program, view.version):
-            raise Problem(f"{which!r} is a run of {view.program}, whose definition is not stored: it is no flow")
+            raise Problem(f"{which!r} is a run of {view.program}, whose definition is not stored: it is not a flow")
         program = found.find(view.program, view.version)
         assert isinstance(program, Flow)
         return program

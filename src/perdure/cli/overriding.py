@@ -47,7 +47,7 @@ def _assigned(flow: Flow, given: list[str]) -> dict[str, Any]:
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise Problem(f"--set {one!r}: another --set gives {key} a value that is no object")
+                raise Problem(f"--set {one!r}: another --set gives {key} a value that is not an object")
         inner[keys[-1]] = _value(text)
     return found
 

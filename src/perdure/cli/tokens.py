@@ -38,7 +38,7 @@ def new(
     """Make a token, and show it once: only its hash is stored."""
     allowed = _listed(may)
     if wrong := sorted(set(allowed) - set(PERMISSIONS)):
-        raise Problem(f"--may {wrong[0]!r} is no permission; there are {', '.join(PERMISSIONS)}")
+        raise Problem(f"--may {wrong[0]!r} is not a permission; there are {', '.join(PERMISSIONS)}")
     ttl = None if expires is None else seconds(expires, "--expires")
     made = with_client(
         opened(store),

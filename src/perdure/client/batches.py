@@ -61,7 +61,7 @@ class Batches:
         if not isinstance(program, Program | str):
             raise UsageError(f"start_batch({program!r:.80}, ...) takes a program, such as a workflow, or its name")
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-            raise UsageError(f"start_batch(...) takes rows in an iterable, and {rows!r:.80} is none")
+            raise UsageError(f"start_batch(...) takes rows in an iterable, and {rows!r:.80} is not iterable")
         limit, most = at_least_one(limit, "limit"), tolerance(tolerate)
         known: Program | None
         if isinstance(program, str):

@@ -146,7 +146,7 @@ class Forks:
         flow = await self._dataflow(run, batches)
         if flow is None:
             raise UsageError(
-                f"update_state({id!r}): {run.program} is no graph that is known here; fork it with values="
+                f"update_state({id!r}): {run.program} is not a graph that is known here; fork it with values="
             )
         state = fold(run.run_id, batches)
         if state.finished is None and not at_rest(state):

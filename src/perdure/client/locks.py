@@ -120,7 +120,7 @@ class Locks:
 
 def _owner(key: str, owner: str) -> str:
     if not isinstance(owner, str) or not owner:
-        raise InvalidLock(key, f"has owner={owner!r}, which is no name", cure="give the name of who holds it")
+        raise InvalidLock(key, f"has owner={owner!r}, which is not a name", cure="give the name of who holds it")
     return plain(owner)
 
 

@@ -434,7 +434,7 @@ class Queries:
     ) -> Sequence[GraphCheckpoint]:
         program = await self._program(run, batches)
         if program is None or program.dataflow is None:
-            raise UsageError(f"{run.id!r} is a run of {run.program}, which is no graph that is known here")
+            raise UsageError(f"{run.id!r} is a run of {run.program}, which is not a graph that is known here")
         flow, prefix = program.dataflow, f"{child_path(run)}/" if run.root else ""
         state, load = RunState(run.root or run.run_id), self._base.payloads.load
         input = await load(run.input_blob, run.input)
@@ -479,7 +479,7 @@ class Queries:
         batches = await self._base.store.journal.read(run.root or run.run_id)
         program = await self._program(run, batches)
         if program is None:
-            raise UsageError(f"{run.id!r} is a run of {run.program}, which is no graph that is known here")
+            raise UsageError(f"{run.id!r} is a run of {run.program}, which is not a graph that is known here")
         inside = f"{child_path(run)}/" if run.root else ""
         statuses = op_statuses(batches)
         # What did not run has no event.
@@ -513,7 +513,7 @@ class Queries:
             raise UsageError(f"items(status={status!r:.80}): it is one of {', '.join(StepStatus)}")
         run, _ = await self._base.require(id)
         if op is None and not run.program.endswith(BATCH):
-            raise UsageError(f"items({id!r}): it is no batch; name the map, as in items({id!r}, 'fetch:0')")
+            raise UsageError(f"items({id!r}): it is not a batch; name the map, as in items({id!r}, 'fetch:0')")
         op = op or ROW
         path = op if not run.root else f"{child_path(run)}/{op}"
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"

@@ -110,7 +110,7 @@ class Starts:
         self._base.check_open()
         if not isinstance(starts, Iterable):
             one = "; for one use start()" if isinstance(starts, Invocation) else ""
-            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none{one}")
+            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is not a list{one}")
         requests = [one if isinstance(one, Start) else Start(one) for one in starts]
         for request in requests:
             if not isinstance(request.invocation, Invocation):

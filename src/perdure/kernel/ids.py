@@ -138,7 +138,7 @@ def check_trace(trace: str) -> str:
     """Return the trace that a caller is in, or raise UsageError."""
     if not isinstance(trace, str) or not _TRACE.fullmatch(trace):
         raise UsageError(
-            f"trace={trace!r:.80} is no traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+            f"trace={trace!r:.80} is not a traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         )
     return trace
 

@@ -45,7 +45,9 @@ class Access:
                 raise UsageError(f"Access({what}={given!r:.80}): give a set of them, such as {{{given!r:.40}}}")
         may = frozenset(self.may)
         if wrong := sorted(str(one) for one in may - set(PERMISSIONS)):
-            raise UsageError(f"Access(may=...): {wrong[0]!r:.40} is no permission; there are {', '.join(PERMISSIONS)}")
+            raise UsageError(
+                f"Access(may=...): {wrong[0]!r:.40} is not a permission; there are {', '.join(PERMISSIONS)}"
+            )
         object.__setattr__(self, "may", may)
         object.__setattr__(self, "programs", None if self.programs is None else frozenset(self.programs))
         object.__setattr__(self, "redact", Redaction(self.redact).texts)

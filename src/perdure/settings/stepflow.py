@@ -24,7 +24,7 @@ def store_url(values: dict[str, Any], source: Source) -> str:
     """The URL of the store in `storageConfig`."""
     kind, url = values.get("type"), values.get("databaseUrl", "")
     if kind not in SCHEMES:
-        reason = f"{kind!r} is no type of store; {suggest(kind, SCHEMES)}" if kind else "it needs a type"
+        reason = f"{kind!r} is not a type of store; {suggest(kind, SCHEMES)}" if kind else "it needs a type"
         raise InvalidSettings(source.where(("storageConfig", "type")), reason)
     scheme = SCHEMES[kind]
     place = source.where(("storageConfig", "databaseUrl"))
@@ -73,7 +73,7 @@ def leases_url(values: dict[str, Any], source: Source) -> str | None:
         return "none" if kind == "none" else None
     if kind != "etcd":
         known = ("none", "etcd", "store")
-        reason = f"{kind!r} is no type of leases; {suggest(kind, known)}" if kind else "it needs a type"
+        reason = f"{kind!r} is not a type of leases; {suggest(kind, known)}" if kind else "it needs a type"
         raise InvalidSettings(source.where(("leaseManager", "type")), reason)
     place = source.where(("leaseManager", "endpoints"))
     parts = [urlsplit(endpoint) for endpoint in values.get("endpoints", ())]

@@ -139,7 +139,7 @@ def test_declarations_that_make_no_sense_are_refused_at_once() -> None:
     class New:
         x: int
 
-    with pytest.raises(UsageError, match="no whole number"):
+    with pytest.raises(UsageError, match="not a whole number"):
         migrates(New, from_="a")
     with pytest.raises(UsageError, match="Order is version 3 now"):
         migrates(Order, from_="3")

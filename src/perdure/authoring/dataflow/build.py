@@ -627,7 +627,7 @@ class _Builder:
             makers = self._makers.get(name)
             if makers is None:
                 hint = did_you_mean(name, self._makers)
-                self._problem(options.where, f"the output {name!r} is no value of this graph; {hint}")
+                self._problem(options.where, f"the output {name!r} is not a value of this graph; {hint}")
                 continue
             wanted = options.types.get(name, Any)
             for maker, made in makers:

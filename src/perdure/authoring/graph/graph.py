@@ -405,7 +405,7 @@ class Graph(DataflowProgram, Generic[P, R]):
                 problems.append(f"takes(): the parameter {one} cannot be matched with inputs; name each of them")
             elif needed is None:
                 hint = did_you_mean(one.name, self._needed)
-                problems.append(f"takes(): {one.name!r} is no input of the graph; {hint}")
+                problems.append(f"takes(): {one.name!r} is not an input of the graph; {hint}")
             elif not fits(one.annotation, needed.type):
                 problems.append(
                     f"takes(): {one.name} is {type_name(one.annotation)}, and the graph takes {type_name(needed.type)}"

@@ -158,7 +158,9 @@ class Node(Step[P, R]):
             for name in self.mapped.over:
                 if name not in names:
                     hint = did_you_mean(name, names)
-                    problems.append(f"{wiring.name!r} is mapped over {name!r}, which is no parameter of it; {hint}")
+                    problems.append(
+                        f"{wiring.name!r} is mapped over {name!r}, which is not one of its parameters; {hint}"
+                    )
             wants = tuple(
                 replace(one, type=list[one.type] if one.type is not Any else Any)  # type: ignore[name-defined]
                 if one.name in self.mapped.over
@@ -759,7 +761,7 @@ def given_name(name: Any, otherwise: str) -> str:
     if name is None:
         return otherwise
     if not isinstance(name, str) or not name:
-        raise WrongValue(f"name={name!r:.80} is no name of a node; give a text that is not empty")
+        raise WrongValue(f"name={name!r:.80} is not a name for a node; give a text that is not empty")
     return name
 
 
@@ -771,7 +773,7 @@ def name_of(target: Any) -> str:
         return target.wiring.name
     if isinstance(target, Step | Gate | Program):
         return target.name
-    raise WrongValue(f"{target!r:.80} is no node; give a node or its name")
+    raise WrongValue(f"{target!r:.80} is not a node; give a node or its name")
 
 
 def source_of(parameter: str, source: Any) -> str | tuple[str, ...]:
@@ -931,4 +933,4 @@ def _pure(fn: Any, what: str) -> None:
 
 
 def _not_a_step(*args: Any, **kwargs: Any) -> Any:
-    raise UsageError("this node is no step and cannot be called; put it into a graph, and run the graph")
+    raise UsageError("this node is not a step and cannot be called; put it into a graph, and run the graph")

@@ -83,7 +83,9 @@ class Outputs(Mapping[str, object], PlainForm):
                 f"{name!r} is not kept, because another node takes it; keep it with graph.select({name!r}, ...) or "
                 f"output={name!r}"
             )
-        raise KeyError(f"{name!r} is no value of this graph; {did_you_mean(str(name), {*self._known, *self._values})}")
+        raise KeyError(
+            f"{name!r} is not a value of this graph; {did_you_mean(str(name), {*self._known, *self._values})}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

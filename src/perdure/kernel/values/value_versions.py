@@ -126,7 +126,7 @@ def migrates(cls: type, *, from_: str) -> Callable[[F], F]:
     versions = versions_to_change(cls)
     if not versions.current and not version.isdecimal():
         raise UsageError(
-            f"from_={version!r} is no whole number, so what follows it is not known; say which version "
+            f"from_={version!r} is not a whole number, so the next version is not known; say which version "
             f"{cls.__qualname__} has now, with @versioned(...) above it"
         )
     if versions.current and order(version) >= order(versions.current):
