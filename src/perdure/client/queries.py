@@ -547,7 +547,7 @@ class Queries:
         """A batch: how many of its rows have completed, failed, run, wait, are queued, or will not begin."""
         run, _ = await self._base.require(id)
         if not run.program.endswith(BATCH):
-            raise UsageError(f"batch({id!r}): it is a run of {run.program}, and no batch; `get` says how it is")
+            raise UsageError(f"batch({id!r}): it is a run of {run.program}, and not a batch; use get({id!r})")
         batches = await self._base.store.journal.read(run.run_id)
         rows = msgspec.json.decode((await self._base.payloads.with_input(batches)).input, type=BatchInput).rows
         total = sum(part.n for part in parts_of(rows) or ())
