@@ -237,6 +237,19 @@ class Engine(Client):
             self._check_loaded(program)
         return program
 
+    async def serve_flow(self, flow: Program) -> str:
+        """Store a flow as the latest of its name, and begin runs that are started by its name with it from now on.
+
+        Runs in progress keep their version. Returns the version of the flow.
+        """
+        version = await self._definitions.store(flow)
+        self._check_loaded(flow)
+        self._programs.change(flow)
+        if self._membership is not None and self._service is not None:
+            self._describe()
+            self._service.register()
+        return version
+
     async def _keep_definitions(self) -> None:
         """Store the definitions of this engine's programs, and note which other definitions the store has."""
         for program in self._programs.every():

@@ -298,3 +298,21 @@ def test_a_level_that_there_is_not_is_explained(children: Children, tmp_path: Pa
     with worker(children, tmp_path, "--log-level", "loud") as process:
         assert process.wait() == 2
         assert "debug" in process.log
+
+
+def test_a_worker_serves_a_changed_flow_as_a_new_version(children: Children, tmp_path: Path) -> None:
+    flow = "perdure: 1\nname: greet\nsteps: [{id: a, use: value, with: TEXT}]\n"
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "greet.yaml").write_text(flow.replace("TEXT", "hello"))
+
+    async def greeting() -> Any:
+        async with connect(url(tmp_path)) as client:
+            return await (await client.start(call("greet"))).result()
+
+    arguments = ("-m", "perdure.cli", "worker", "flows", "--store", url(tmp_path))
+    with ExitStack() as stack:
+        process = children.python(tmp_path, *arguments)
+        stack.callback(process.kill)
+        assert asyncio.run(greeting()) == {"a": "hello"}
+        (tmp_path / "flows" / "greet.yaml").write_text(flow.replace("TEXT", "good morning"))
+        until(lambda: asyncio.run(greeting()) == {"a": "good morning"})

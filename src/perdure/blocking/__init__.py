@@ -116,6 +116,10 @@ class Engine(Client):
     def from_config(cls, path=None, programs=(), **options):
         return cls(programs=programs, **(_load_settings(path).options() | options))
 
+    @_like(assembly.Engine.serve_flow)
+    def serve_flow(self, flow: Any) -> Any:
+        return self._loop.wait(self._awaited.serve_flow(flow))
+
     @_like(assembly.Engine.sweep)
     def sweep(self, **options: Any) -> Any:
         opened = not self._loop.running

@@ -512,6 +512,8 @@ class Engine(Client):
         cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = ..., **options: Any
     ) -> Self:
         """An engine with the settings of perdure.yaml, or another file, and the environment; `options` override."""
+    def serve_flow(self, flow: Program) -> str:
+        """Store a flow as the latest of its name, and begin runs that are started by its name with it from now on."""
     def sweep(
         self,
         *,

@@ -16,7 +16,7 @@ from perdure.assembly import Engine
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, seconds, settings
 from perdure.cli.output import log_to_stderr, note
-from perdure.cli.targets import Target, load
+from perdure.cli.targets import Target, flow_files, load
 from perdure.config import Recovery
 from perdure.kernel.policies.queues import Queue
 from perdure.logs import log
@@ -117,7 +117,9 @@ async def _work(
     async with engine:
         note(_introduction(engine, target, queues, serves))
         signalled = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
+        following = loop.create_task(_follow(engine, target))
         await asyncio.wait(signalled, return_when=asyncio.FIRST_COMPLETED)
+        following.cancel()
         if engine.superseded.is_set() and not stop.is_set():
             # No error: a supervisor would start it again, and it would take its name back.
             note(f"stopping: another process was started under the name {engine.name}")
@@ -127,6 +129,14 @@ async def _work(
                 "Ctrl-C stops at once"
             )
     signals.exit.within(LEAVE_SECONDS, Exit.OK)
+
+
+async def _follow(engine: Engine, target: Target) -> None:
+    """Serve changed files of flows, if flows are what it serves."""
+    if flow_files(target.source):
+        from perdure.cli.flow_watch import follow
+
+        await follow(engine, target)
 
 
 class _Signals:
