@@ -31,6 +31,7 @@ _HOMES = {
         "perdure.client.bulk": ("BulkItem BulkReport"),
         "perdure.client.queries": ("RunFilters"),
         "perdure.client.starts": ("Start"),
+        "perdure.client.checkpoints": ("GraphCheckpoint"),
         "perdure.client.client": ("Client"),
         "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),
@@ -39,7 +40,7 @@ _HOMES = {
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("Deployment Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
-            "ApprovalView AttemptView BatchView Chunk GraphCheckpoint HistogramBucket Interrupt ItemView "
+            "ApprovalView AttemptView BatchView Chunk HistogramBucket Interrupt ItemView "
             "OrchestratorView QueueView RunCount RunPage RunResult RunSummary RunView StepView StreamView WaitView"
         ),
         "perdure.client.why": ("Why"),

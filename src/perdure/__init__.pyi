@@ -28,6 +28,7 @@ from perdure.authoring.code.workflow import Workflow as Workflow
 from perdure.authoring.code.workflow import workflow as workflow
 from perdure.client.bulk import BulkItem as BulkItem
 from perdure.client.bulk import BulkReport as BulkReport
+from perdure.client.checkpoints import GraphCheckpoint as GraphCheckpoint
 from perdure.client.client import Client as Client
 from perdure.client.compacting import CompactReport as CompactReport
 from perdure.client.handle import RunHandle as RunHandle
@@ -48,7 +49,6 @@ from perdure.client.views import ApprovalView as ApprovalView
 from perdure.client.views import AttemptView as AttemptView
 from perdure.client.views import BatchView as BatchView
 from perdure.client.views import Chunk as Chunk
-from perdure.client.views import GraphCheckpoint as GraphCheckpoint
 from perdure.client.views import HistogramBucket as HistogramBucket
 from perdure.client.views import Interrupt as Interrupt
 from perdure.client.views import ItemView as ItemView

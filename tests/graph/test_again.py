@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -275,3 +276,33 @@ async def test_an_input_that_has_another_name_or_was_left_out_is_replaced() -> N
         await engine.run(other, id="r", answers={"ask": "no"})
         result = await (await engine.update_state("r", {"a_suffix": "!"})).outcome(until="rest")
         assert result.suspend_payload == "a(2)!"
+
+
+async def kept_by(engine: Any, id: str) -> int:
+    """How many bytes the history of a run takes."""
+    tracemalloc.start()
+    try:
+        history = await engine.history(id)
+        assert len(history) > 1
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+async def test_the_history_of_a_long_run_grows_with_the_run_and_not_with_its_square() -> None:
+    def number(x: int) -> int:
+        return x + 1
+
+    graphs = [
+        Graph(
+            [node(number, name=f"n{i}", inputs={"x": f"n{i - 1}" if i else "x"}) for i in range(size)], name=f"g{size}"
+        )
+        for size in (100, 400)
+    ]
+    async with OPEN("memory://", graphs) as engine:
+        for graph in graphs:
+            await engine.run(graph(x=0), id=graph.name)
+        small, large = [await kept_by(engine, graph.name) for graph in graphs]
+        assert large < 6 * small
+        last = (await engine.history("g400"))[-1]
+        assert last.values == {"x": 0, **{f"n{i}": i + 1 for i in range(400)}}

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 from perdure.assembly import run as run
 from perdure.authoring.code.step import Step
 from perdure.client.bulk import BulkReport
+from perdure.client.checkpoints import GraphCheckpoint
 from perdure.client.client import Client as AsyncClient
 from perdure.client.compacting import CompactReport
 from perdure.client.definitions import FlowView
@@ -27,7 +28,6 @@ from perdure.client.views import (
     ApprovalView,
     BatchView,
     Chunk,
-    GraphCheckpoint,
     HistogramBucket,
     ItemView,
     OrchestratorView,

@@ -15,13 +15,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
+from perdure.client.checkpoints import GraphCheckpoint, Timeline
 from perdure.client.folded import in_slices, sliced
 from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
     BatchView,
     Chunk,
-    GraphCheckpoint,
     HistogramBucket,
     ItemView,
     Loaded,
@@ -65,7 +65,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.ids import BATCH, BUILT_IN, check_cursor, flaw_of, step_key
 from perdure.kernel.policies.lock_keys import lease_key
-from perdure.kernel.policies.resting import questions
+from perdure.kernel.policies.resting import ASKED
 from perdure.kernel.policies.start_options import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
@@ -414,7 +414,7 @@ class Queries:
             end = op.ended
         elif at is not None:
             end = _whole(at, "values(at", 0, "events are numbered from 0")
-        values = (await self._checkpoints(run, batches, end, every=False))[-1].values
+        values = (await self._checkpoints(run, batches, end))[-1].values
         return {name: self._value(name, value) for name, value in values.items()}
 
     def _value(self, name: str, value: Any) -> Any:
@@ -427,45 +427,56 @@ class Queries:
         """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
         run, _ = await self._base.require(id)
         batches = await self._base.store.journal.read(run.root or run.run_id)
-        return await self._checkpoints(run, batches, None, every=True)
+        return (await self._checkpoints(run, batches))[:-1]
 
     async def _checkpoints(
-        self, run: RunRow, batches: Sequence[Batch], end: int | None, *, every: bool
+        self, run: RunRow, batches: Sequence[Batch], end: int | None = None
     ) -> Sequence[GraphCheckpoint]:
+        """The checkpoints up to an event, each at the end of an op but the first and the last."""
         program = await self._program(run, batches)
         if program is None or program.dataflow is None:
             raise UsageError(f"{run.id!r} is a run of {run.program}, which is not a graph that is known here")
         flow, prefix = program.dataflow, f"{child_path(run)}/" if run.root else ""
         state, load = RunState(run.root or run.run_id), self._base.payloads.load
+        timeline, found = Timeline(), list[GraphCheckpoint]()
         input = await load(run.input_blob, run.input)
-        values: dict[str, Any] = dict(msgspec.json.decode(input, type=dict[str, Any]))
-        found: list[GraphCheckpoint] = []
+        for name, given in msgspec.json.decode(input, type=dict[str, Any]).items():
+            timeline.put(name, given)
         mapped: dict[str, dict[int, Any]] = {}
+
+        def add(seq: int, at: float, op: str) -> None:
+            forked_from = None if state.started is None else state.started.forked_from or None
+            found.append(timeline.add(seq, moment(at), op, state.status, state.run_id, forked_from))
+
         for batch in batches:
             for seq, event in enumerate(batch.events, batch.seq):
                 if end is not None and seq > end:
                     break
                 state.fold(event, batch.at)
                 op = getattr(event, "op", "")
-                inner = op.removeprefix(prefix)
-                ended = isinstance(event, StepOutcome | ChildFinished | WaitResolved) and op.startswith(prefix)
+                if isinstance(event, RunStarted):
+                    add(seq, batch.at, op)
+                if not op.startswith(prefix):
+                    continue
+                op = op.removeprefix(prefix)
                 value = Raw(b"")
-                if isinstance(event, StepSucceeded | ChildFinished) and op.startswith(prefix) and "/" not in inner:
+                if "/" in op:
+                    pass  # of a graph inside
+                elif isinstance(event, StepSucceeded | ChildFinished):
                     value = await load(event.blob, event.value)
-                elif isinstance(event, WaitResolved) and event.brings_value and "/" not in inner:
+                elif isinstance(event, WaitResolved) and event.brings_value:
                     value = event.value
-                elif isinstance(event, ValueRecorded) and event.kind == "map" and op.startswith(prefix):
-                    value = _known_results(event.value) if "/" not in inner else value
+                elif isinstance(event, ValueRecorded) and event.kind == "map":
+                    value = _known_results(event.value)
                 if value and why_no_result(value) is None:
-                    values |= flow.named(inner, _with_items(inner, plain_result(value), mapped))
-                if (every and ended) or isinstance(event, RunStarted):
-                    found.append(_checkpoint(state, seq, batch.at, inner, values, prefix))
-                elif isinstance(event, StepStarted | WaitOpened | ChildStarted) and op.startswith(prefix):
-                    # What begins before the next op has ended was the next to run.
-                    found[-1] = dataclasses.replace(found[-1], next=tuple(dict.fromkeys((*found[-1].next, inner))))
-        if not every:
-            last = batches[-1]
-            found.append(_checkpoint(state, last.seq, last.at, "", values, prefix))
+                    for name, made in flow.named(op, _with_items(op, plain_result(value), mapped)).items():
+                        timeline.put(name, made)
+                if isinstance(event, StepOutcome | ChildFinished | WaitResolved):
+                    timeline.end(op)
+                    add(seq, batch.at, op)
+                elif isinstance(event, StepStarted | WaitOpened | ChildStarted):
+                    timeline.begin(op, asks=isinstance(event, WaitOpened) and event.kind in ASKED)
+        add(batches[-1].seq, batches[-1].at, "")
         return found
 
     async def diagram(
@@ -852,20 +863,3 @@ def _with_items(op: str, value: Any, mapped: dict[str, dict[int, Any]]) -> Any:
     items = mapped.setdefault(whole, {})
     items[int(index[:-1])] = value
     return [items[number] for number in sorted(items)]
-
-
-def _checkpoint(state: RunState, seq: int, at: float, op: str, values: dict[str, Any], prefix: str) -> GraphCheckpoint:
-    under_way = [path.removeprefix(prefix) for path in state.ops if path.startswith(prefix)]
-    asked = [path.removeprefix(prefix) for path in questions(state) if path.startswith(prefix)]
-    forked = state.started.forked_from if state.started is not None else ""
-    return GraphCheckpoint(
-        seq,
-        moment(at),
-        op,
-        state.status,
-        dict(values),
-        tuple(under_way),
-        tuple(asked),
-        state.run_id,
-        forked or None,
-    )

@@ -170,27 +170,6 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphCheckpoint:
-    """The state of a graph's run after an event: its values, the ops in progress, and its open questions.
-
-    `seq` is the number of the event, and `op` the op that it ended. Continue from there with `values(id, at=seq)` or
-    `fork(id, at=seq + 1)`.
-    """
-
-    seq: int
-    at: datetime
-    op: str
-    status: RunStatus
-    values: dict[str, Any]
-    next: tuple[str, ...]
-    """The ops that had started and not ended, and those that started next."""
-    interrupts: tuple[str, ...]
-    """The op paths of open questions."""
-    run_id: str = ""
-    forked_from: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ItemView:
     """One item of a map: its number, the op path of its step or child run, and its outcome."""
 
