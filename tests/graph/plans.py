@@ -126,7 +126,7 @@ def _function(
 def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> Plan:
     """Graphs of up to `size` nodes with joins, order, defaults, conditions and gates.
 
-    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts". `letter` begins the names of its nodes:
+    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts", "lazy". `letter` begins the names of nodes:
     what a loop in a graph carries is an input of it, and would be taken from a node of that name beside the graph.
     """
     count = draw(st.integers(1, size))
@@ -176,7 +176,7 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> 
                 spec = replace(spec, takes=(first, *spec.takes[1:]), over=(first.name,), on_error=on_error)
                 lists |= set(spec.outputs)
             elif kind == "step" and draw(st.booleans()):
-                spec = replace(spec, many=True, lazy=not spec.large and draw(st.booleans()))
+                spec = replace(spec, many=True, lazy="lazy" in features and not spec.large and draw(st.booleans()))
                 lists |= set(spec.outputs)
         specs.append(spec)
         values += spec.outputs

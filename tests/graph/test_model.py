@@ -185,14 +185,14 @@ seeds = st.integers(0, 1 << 32)
 
 
 @search(8)
-@given(plans(*FEATURES, size=8), seeds)
+@given(plans(*FEATURES, "lazy", size=8), seeds)
 def test_any_map_in_chunks_gives_what_one_map_gives(plan: Plan, seed: int) -> None:
     in_chunks(plan, seed)
     in_chunks(plan, seed, faults=STORMY, engines=2)
 
 
 @search(2)
-@given(plans(*FEATURES, size=5), seeds)
+@given(plans(*FEATURES, "lazy", size=5), seeds)
 def test_any_map_in_chunks_goes_on_after_a_crash_at_any_append(plan: Plan, seed: int) -> None:
     for number in range(in_chunks(plan, seed).appends):
         for side in ("before", "after"):
