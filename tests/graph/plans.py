@@ -126,8 +126,8 @@ def _function(
 def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> Plan:
     """Graphs of up to `size` nodes with joins, order, defaults, conditions and gates.
 
-    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts", "lazy". `letter` begins the names of nodes:
-    what a loop in a graph carries is an input of it, and would be taken from a node of that name beside the graph.
+    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts", "lazy". The names of nodes begin with
+    `letter`: what a loop in a graph carries is an input of it, which a node of that name beside the graph would give.
     """
     count = draw(st.integers(1, size))
     names = [f"{letter}{i}" for i in range(count)]
