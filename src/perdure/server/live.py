@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.server import shapes
 from perdure.server.journals import event_item
+from perdure.server.problems import ProblemBody
 from perdure.server.routing import SSE, Call, Route
 from perdure.server.streams import EventStream, Message
 
@@ -31,7 +32,7 @@ async def follow_run(call: Call[shapes.FollowQuery, None]) -> EventStream:
         async for entry in run.client.follow(run.row.run_id, start):
             yield Message(msgspec.json.encode(await event_item(run, entry)), str(entry.seq), "entry")
         latest = await run.client.store.runs.get(run.row.run_id) or run.row
-        ended = {"status": latest.status, "continued_as": latest.continued_as or None}
+        ended = shapes.RunEnd(latest.status, latest.continued_as or None)
         yield Message(msgspec.json.encode(ended), event="end")
 
     return opened(call, messages)
@@ -48,7 +49,7 @@ async def stream_run(call: Call[shapes.StreamQuery, None]) -> EventStream:
             item = shapes.ChunkItem(chunk.index, chunk.path, value, chunk.attempt, chunk.restart)
             yield Message(msgspec.json.encode(item), str(chunk.index), "chunk")
         latest = await run.client.store.runs.get(run.row.run_id) or run.row
-        yield Message(msgspec.json.encode({"status": latest.status}), event="end")
+        yield Message(msgspec.json.encode(shapes.StreamEnd(latest.status)), event="end")
 
     return opened(call, messages)
 
@@ -81,8 +82,19 @@ def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]])
     return EventStream(call.service.streams, messages())
 
 
+# What a stream ends with where it cannot go on.
+PROBLEM = {"problem": ProblemBody}
+
 ROUTES = (
-    Route(method="GET", path="events", role="read", handler=follow_store, query=shapes.ChangesQuery, media=SSE),
+    Route(
+        method="GET",
+        path="events",
+        role="read",
+        handler=follow_store,
+        query=shapes.ChangesQuery,
+        media=SSE,
+        events={"hello": shapes.Nothing, "changed": shapes.ChangedItem, "reset": shapes.Nothing, **PROBLEM},
+    ),
     Route(
         method="GET",
         path="runs/{run}/events",
@@ -90,6 +102,7 @@ ROUTES = (
         handler=follow_run,
         query=shapes.FollowQuery,
         media=SSE,
+        events={"entry": shapes.EventItem, "end": shapes.RunEnd, **PROBLEM},
     ),
     Route(
         method="GET",
@@ -98,5 +111,6 @@ ROUTES = (
         handler=stream_run,
         query=shapes.StreamQuery,
         media=SSE,
+        events={"chunk": shapes.ChunkItem, "end": shapes.StreamEnd, **PROBLEM},
     ),
 )

@@ -24,7 +24,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
     """The description of these routes, as plain data."""
     types: list[Any] = [ProblemBody]
     for route in routes:
-        types += [one for one in (route.result, route.body) if one is not None]
+        types += [one for one in (route.result, route.body, *route.events.values()) if one is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -73,6 +73,8 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
             "content": {JSON: {"schema": by_type[repr(route.body)]}},
         }
     schema = {"type": "string"} if route.result is None else by_type[repr(route.result)]
+    if route.events:
+        schema = _event(route, by_type)
     done: dict[str, Any] = {"description": "Done.", "content": {route.media: {"schema": schema}}}
     found["responses"] = {str(route.status): done}
     if route.status != 200 and route.method == "POST":
@@ -84,6 +86,20 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         "content": {MEDIA_TYPE: {"schema": REF_OF_PROBLEM}},
     }
     return found
+
+
+def _event(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
+    """One event of a stream, whose data is JSON by its kind."""
+    kinds = [
+        {
+            "properties": {
+                "event": {"const": kind},
+                "data": {"type": "string", "contentMediaType": JSON, "contentSchema": by_type[repr(of)]},
+            }
+        }
+        for kind, of in route.events.items()
+    ]
+    return {"type": "object", "required": ["data"], "properties": {"id": {"type": "string"}}, "anyOf": kinds}
 
 
 REF_OF_PROBLEM = {"$ref": REF.format(name=ProblemBody.__name__)}

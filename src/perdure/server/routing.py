@@ -82,6 +82,8 @@ class Route:
     query: type[Any] = NoQuery
     body: type[Any] | None = None
     result: Any = None
+    # Of a stream: what the data of each kind of its events is.
+    events: Mapping[str, type[Any]] = field(default_factory=dict)
     status: int = 200
     media: str = JSON
     # What the body is, where it is no JSON.

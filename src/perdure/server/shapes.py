@@ -428,6 +428,22 @@ class ChunkItem(Struct, frozen=True):
     restart: bool
 
 
+class StreamEnd(Struct, frozen=True):
+    """The end of a stream of chunks."""
+
+    status: RunStatus
+
+
+class RunEnd(StreamEnd, frozen=True):
+    """The end of a stream of events. `continued_as`: the run_id of the next incarnation."""
+
+    continued_as: str | None
+
+
+class Nothing(Struct, frozen=True):
+    """An event that says all by its name."""
+
+
 class ChangesQuery(Query, frozen=True):
     """All runs."""
 

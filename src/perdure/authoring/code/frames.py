@@ -150,12 +150,13 @@ def arguments(
 
 
 def end_of(batches: Sequence[Batch], at: str | int | None) -> int:
+    """The number of the first event that is left out: those after a place, and the end of the run."""
     last = batches[-1]
     end = last.seq + len(last.events)
     if isinstance(last.events[-1], RunFinished):
         end -= 1
     if isinstance(at, int):
-        return min(at, end)
+        return min(max(at, 1), end)  # the first event says what is executed
     if at is None:
         return end
     ended = find(ops(batches), at).ended
