@@ -22,7 +22,7 @@ def served(
     """The address of an engine's application, and what `prepare` has returned, while this is open."""
     listening = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    ready, prepared = threading.Event(), list[Any]()
+    ready, prepared, failed = threading.Event(), list[Any](), list[BaseException]()
     server: uvicorn.Server | None = None
 
     async def serve() -> None:
@@ -34,9 +34,18 @@ def served(
             ready.set()
             await server.serve([listening])
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert ready.wait(PATIENCE)
+    if failed:
+        raise failed[0]
     try:
         yield address, prepared[0]
     finally:

@@ -183,12 +183,12 @@ async def _pages(
     store: str, filters: Filters, given: dict[str, Any], many: Callable[..., Awaitable[BulkReport[Any]]]
 ) -> list[BulkReport[Any]]:
     # Imported here, so that commands that only list runs start faster.
-    from perdure.client.client import Client
+    from perdure.cli.clients import client_of
     from perdure.errors import StoreUnavailable
 
     reports: list[BulkReport[Any]] = []
     left, cursor = filters.limit, None
-    async with Client(opened(store)) as client:
+    async with client_of(opened(store)) as client:
         while left is None or left > 0:
             limit = PAGE if left is None else min(PAGE, left)
             report = await many(client, limit=limit, cursor=cursor, dry_run=filters.dry_run, **given)

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from perdure.cli.clients import with_client
+from perdure.cli.clients import client_of, with_client
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, settings
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, is_remote, opened, settings
 from perdure.cli.output import note, write_json
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
@@ -44,7 +44,8 @@ def export(
         programs = {program.name: program for program in load(code).programs.values()}
 
     async def export_run() -> bytes:
-        async with _Knowing(open_store(store), programs) as client:
+        remote = is_remote(store)
+        async with client_of(opened(store)) if remote else _Knowing(open_store(store), programs) as client:
             return await client.export(id, redact=redact or ())
 
     data = asyncio.run(export_run())
@@ -72,11 +73,11 @@ def import_(
     data = _read(file)
 
     async def import_run() -> RunView:
-        opened = open_store(store)
+        into = opened(store)
         # A store of its own is a good place for a run from elsewhere, and need not exist yet.
-        await opened.open(migrate=True)
-        await opened.close()
-        async with Client(opened) as client:
+        await into.open(migrate=True)
+        await into.close()
+        async with client_of(into) as client:
             return await client.import_run(data)
 
     view = asyncio.run(import_run())

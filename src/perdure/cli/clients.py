@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from perdure.cli.options import is_remote
 from perdure.cli.output import note
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
@@ -26,14 +27,28 @@ RECONNECT_SECONDS = 0.5
 
 def with_reader(store: Store, work: Callable[[Reader], Awaitable[T]]) -> T:
     """What a reader of the store returns. Imports nothing but what reading takes."""
-    return asyncio.run(_call(Reader(store, structures=StoredPrograms()), work))
+    return asyncio.run(_call(reader_of(store), work))
 
 
 def with_client(store: Store, work: Callable[[Client], Awaitable[T]], structures: Structures | None = None) -> T:
     """What a client of the store returns."""
+    return asyncio.run(_call(client_of(store, structures), work))
+
+
+def reader_of(store: Store) -> Reader:
+    """A reader of a store, which may be behind a server."""
+    return client_of(store) if is_remote(store.url) else Reader(store, structures=StoredPrograms())
+
+
+def client_of(store: Store, structures: Structures | None = None) -> Client:
+    """A client of a store, which may be behind a server."""
+    if is_remote(store.url):
+        from perdure.cli.remote.client import RemoteClient
+
+        return RemoteClient(store)  # type: ignore[arg-type]
     from perdure.client.client import Client
 
-    return asyncio.run(_call(Client(store, structures=structures or StoredPrograms()), work))
+    return Client(store, structures=structures or StoredPrograms())
 
 
 async def _call(client: C, work: Callable[[C], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from perdure.cli.clients import view_of
+from perdure.cli.clients import reader_of, view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, note, pairs, table, value_text, write_json
@@ -38,7 +38,7 @@ async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff, tup
     """Two runs, what differs, and where an op took its values from in each, if that differs."""
     from perdure.kernel.history.diff import diff as compare
 
-    async with Reader(opened(store)) as client:
+    async with reader_of(opened(store)) as client:
         views = []
         for id in (a, b):
             view = await view_of(client, id)

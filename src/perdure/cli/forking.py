@@ -71,11 +71,10 @@ def retry_one(id: str, store: str, json: bool) -> None:
 
 def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:
     # Imported here: commands that only list runs need not wait for what forks them.
-    from perdure.client.client import Client
-    from perdure.stored import StoredPrograms
+    from perdure.cli.clients import client_of
 
     async def begin() -> RunView | None:
-        async with Client(opened(store), structures=StoredPrograms()) as client:
+        async with client_of(opened(store)) as client:
             return await client.get((await work(client)).run_id)
 
     view = asyncio.run(begin())

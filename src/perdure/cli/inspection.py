@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from perdure.cli.clients import view_of
+from perdure.cli.clients import reader_of, view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, settings
 from perdure.cli.output import clean, note, write_json
-from perdure.client.reader import Reader
 from perdure.errors import Diverged, UsageError
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.values.codec import Codec
@@ -91,7 +90,7 @@ async def _read(
 ) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str], dict[str, Source], Sequence[bytes]]:
     """A run with its journal, the files that its workflow may be in, the likeliest first, its sources of then, and the
     definitions of flows."""
-    async with Reader(opened(store)) as client:
+    async with reader_of(opened(store)) as client:
         view = await view_of(client, id)
         batches = await client.store.journal.read(view.root)
         started = await client.payloads.with_input(batches)

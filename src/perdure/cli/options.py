@@ -110,8 +110,20 @@ def tags_of(given: list[str]) -> dict[str, str]:
     return tags
 
 
+def is_remote(store: str) -> bool:
+    """Whether a store is named by the address of a server."""
+    return store.startswith(("http://", "https://"))
+
+
 def opened(store: str) -> Store:
-    """The store of a URL, with leases that are kept beside it if the settings say so. Not connected yet."""
+    """The store of a URL, with leases that are kept beside it if the settings say so. Not connected yet.
+
+    The address of a server is a store too, for commands that read and that tell runs something.
+    """
+    if is_remote(store):
+        from perdure.cli.remote.store import HttpStore
+
+        return HttpStore(store)
     from perdure.stores.open import open_store, with_leases
 
     return with_leases(open_store(store), engine_options(store).get("leases"))

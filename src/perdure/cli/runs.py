@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from perdure.cli.bulk import ANY, Which, cancel, pause, resume, retry, signal
-from perdure.cli.clients import Follower, view_of, with_reader
+from perdure.cli.clients import Follower, reader_of, view_of, with_reader
 from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
@@ -215,7 +215,7 @@ class _Follower(Follower):
         self._shown: Journal | None = None
 
     async def _follow(self) -> int:
-        async with Reader(opened(self._store)) as client:
+        async with reader_of(opened(self._store)) as client:
             view = await view_of(client, self._run_id or self._id)
             self._run_id = view.run_id
             if self._shown is None:

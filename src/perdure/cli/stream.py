@@ -8,11 +8,10 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from perdure.cli.clients import Follower, view_of
+from perdure.cli.clients import Follower, client_of, view_of
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
-from perdure.client.client import Client
 from perdure.client.views import Chunk
 from perdure.kernel.events import RunStatus
 
@@ -46,7 +45,7 @@ class _Follower(Follower):
         self._step = step
 
     async def _follow(self) -> int:
-        async with Client(opened(self._store)) as client:
+        async with client_of(opened(self._store)) as client:
             if self._run_id is None:
                 view = await view_of(client, self._id)
                 self._run_id = view.run_id

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from perdure.kernel.events import AnyEvent, Entry
@@ -20,6 +21,8 @@ from perdure.server.routing import Call, Route
 
 # How many events are read at a time where most of them may not be wanted, and how many in one request.
 SCANNED, SCANNED_AT_MOST = 1000, 20_000
+# How many bytes of values a page with whole values has, but for the last of them.
+WHOLE = 4 * 1024 * 1024
 
 
 async def list_events(call: Call[shapes.JournalQuery, None]) -> shapes.Journal:
@@ -27,16 +30,18 @@ async def list_events(call: Call[shapes.JournalQuery, None]) -> shapes.Journal:
     query, run = call.query, await call.run()
     kinds = set(query.kind)
     found: list[shapes.EventItem] = []
-    at, read = query.start, 0
-    while len(found) < query.limit and read < SCANNED_AT_MOST:
+    at, read, size = query.start, 0, 0
+    while len(found) < query.limit and read < SCANNED_AT_MOST and size <= WHOLE:
         page = await run.entries(at, SCANNED)
         if not page:
             break
         for entry in page:
             at = entry.seq + 1
             if _is_asked_for(entry.event, run, kinds, query.op):
-                found.append(await event_item(run, entry))
-                if len(found) == query.limit:
+                item = await whole_item(run, entry) if query.whole else await event_item(run, entry)
+                found.append(item)
+                size += sum(map(len, item.event.values())) if query.whole else 0
+                if len(found) == query.limit or size > WHOLE:
                     break
         read += len(page)
         await asyncio.sleep(0)
@@ -65,6 +70,18 @@ async def event_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
             large = run.elsewhere(place, None if blob_of(event, name) else len(data))
             shown[name] = as_raw(large) if blob_of(event, name) or len(data) > INLINE else data
     return shapes.EventItem(seq, entry.run_id, entry.at, kind, shown)
+
+
+async def whole_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
+    """As `event_item`, with every value in its place."""
+    event = entry.event
+    for name, blob_field in VALUES.items():
+        if blob := blob_of(event, name):
+            data = await run.client.payloads.load(blob, getattr(event, name))
+            event = replace(event, **{name: Raw(value_of(event, name, data, run.redaction)), blob_field: ""})
+    shown = msgspec.json.decode(msgspec.json.encode(run.event(event)), type=dict[str, Raw])
+    kind = msgspec.json.decode(shown.pop("type"))
+    return shapes.EventItem(entry.seq, entry.run_id, entry.at, kind, shown)
 
 
 def blob_of(event: AnyEvent, name: str) -> str:

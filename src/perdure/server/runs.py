@@ -15,7 +15,7 @@ from perdure.client.views import Loaded, RunSummary, run_summary
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import RunParked, RunStatus, moment
-from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.ids import BUILT_IN, check_cursor
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.redact import redacted_row
 from perdure.kernel.values.redaction import Redaction, Removed
@@ -85,7 +85,7 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     """List runs, newest first, without their values."""
     query, service = call.query, call.service
     filter = await run_filter(call)
-    after = key_of(query.cursor, query)
+    after = key_of(query.cursor, query) or check_cursor(query.before, "before")
     hidden = query.program is not None and not call.access.sees(query.program)
     found = (
         RowPage(()) if hidden else await service.client._queries.page(filter, query.limit, after, call.access.listed)

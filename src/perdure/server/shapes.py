@@ -86,6 +86,7 @@ class RunsQuery(Query, frozen=True):
     ] = None
     since: Annotated[datetime | None, Meta(description="Created at or after this.")] = None
     until: Annotated[datetime | None, Meta(description="Created before this.")] = None
+    before: Annotated[str | None, Meta(description="Only runs that are older than this run_id.")] = None
     why: Annotated[bool, Meta(description="Also say why runs stand still.")] = False
     limit: Limit = 50
     cursor: Cursor = None
@@ -382,6 +383,9 @@ class JournalQuery(Query, frozen=True):
         list[str], Meta(description="Only events of this kind, such as `StepFailed`; may be repeated.")
     ] = []
     op: Annotated[str | None, Meta(description="Only events of this op.")] = None
+    whole: Annotated[
+        bool, Meta(description="Large values too, in place of where they are to be had; a page may be shorter then.")
+    ] = False
 
 
 class EventItem(Struct, frozen=True):

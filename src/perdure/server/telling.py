@@ -239,5 +239,5 @@ ROUTES = (
     _on_run("fork", fork_run, shapes.ForkBody, shapes.Started, status=201),
     _on_run("travel", travel_run, shapes.TravelBody, shapes.Started, status=201, optional=False),
     _on_run("resolve", resolve_run, shapes.ResolveBody, shapes.Done, role="admin"),
-    _on_run("signals/{name}", signal_run, shapes.SignalBody, shapes.Done),
+    _on_run("signals/{name:path}", signal_run, shapes.SignalBody, shapes.Done),
 )

@@ -26,7 +26,7 @@ PREFIX = "PERDURE_"
 FILE = "PERDURE_CONFIG"
 FOUND = ("perdure.yaml", "perdure.yml")
 SCHEMES = {
-    "store": ("memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss"),
+    "store": ("memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss", "http", "https"),
     "leases": ("etcd", "etcds", "none"),
 }
 # What parses a setting that stays text, and what a section becomes.

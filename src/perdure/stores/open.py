@@ -18,6 +18,7 @@ POSTGRES = {"postgresql", "postgres"}
 REDIS = {"redis", "rediss"}
 LATER = {"nats"}
 ETCD = {"etcd", "etcds"}
+SERVERS = {"http", "https"}
 STORES = {"memory", "sqlite", "file", *POSTGRES, *REDIS, *LATER}
 CHOICE = "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' or 'memory://'"
 
@@ -74,6 +75,12 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(masked(url), f"this version of perdure has no {scheme} store; {CHOICE}")
+    if scheme in SERVERS:
+        raise InvalidStoreUrl(
+            masked(url),
+            "this is the address of a server, which is enough for commands that read, and for those that send runs "
+            f"something; here the store itself is needed: {CHOICE}",
+        )
     raise InvalidStoreUrl(masked(url), f"{scheme!r} is not a known backend; {CHOICE}")
 
 

@@ -1,0 +1,1 @@
+"""Commands on a store behind `perdure serve` or a mounted application: `--store https://host/flows`."""
