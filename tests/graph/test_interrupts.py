@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Engine, RunStatus, bail, connect
-from perdure.errors import AlreadyExists, AnswerRejected, NoSuchRun, UsageError
-from perdure.graph import Graph, InterruptNode, interrupt, node
+from perdure.errors import AlreadyExists, AnswerRejected, NoSuchRun, NotSerializable, UsageError
+from perdure.graph import Graph, InterruptNode, Items, interrupt, node
 from perdure.kernel.events import WaitOpened
 from perdure.testing.simulation import Simulation
 
@@ -286,3 +286,33 @@ async def test_a_question_is_asked_twice_under_two_names_and_its_answer_may_be_c
         assert dict(result.output or {}) == {"first": 5, "answer": 6}
     with pytest.raises(TypeError, match="a question has no such option"):
         node(first, timeout=3)
+
+
+async def test_an_answer_to_what_is_never_asked_is_refused_before_anything_begins() -> None:
+    inner = Graph([sign_off_of("inside")], name="inner")
+    graph = Graph([inner, sign_off_of("confirm"), node(lambda x: x, name="end")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        with pytest.raises(UsageError, match="answers nothing that g asks; did you mean 'confirm'"):
+            await engine.run(graph(x=1), answers={"confrim": 1}, id="r")
+        assert await engine.get("r") is None
+        result = await engine.run(graph(x=1), id="r")
+        assert {one.name for one in result.interrupts} == {"inside", "confirm"}
+        for wrong in ("insid", "end"):
+            with pytest.raises(UsageError, match="answers nothing that g asks"):
+                await engine.run(graph, answers={wrong: 1}, id="r")
+        assert (await engine.run(graph, answers={"inside": 1, "confirm": 2}, id="r")).status is RunStatus.COMPLETED
+        with pytest.raises(UsageError, match="answers nothing that g asks"):
+            await engine.run(graph, answers={"wrong": 1}, id="r")
+
+
+def sign_off_of(name: str) -> Any:
+    return interrupt(answer=int, name=name)(lambda x: x)
+
+
+@pytest.mark.parametrize("given", [range(3), iter([1, 2])])
+async def test_an_iterator_as_an_input_says_to_give_items(given: Any) -> None:
+    graph = Graph([node(lambda x: x, name="each").map_over("x")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        with pytest.raises(NotSerializable, match=r"Items\.of"):
+            await engine.run(graph(x=given))
+        assert (await engine.run(graph(x=Items.of(given)))).output["each"]

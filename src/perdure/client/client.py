@@ -23,7 +23,7 @@ from perdure.client.queries import RunFilters
 from perdure.client.reader import Reader
 from perdure.client.rebuilding import Rebuilder
 from perdure.client.resolving import Resolver
-from perdure.client.resting import Answers, Until
+from perdure.client.resting import Answers, Until, check_answers
 from perdure.client.schedules import Schedule, ScheduleHandle, Schedules
 from perdure.client.starts import Start, Starts
 from perdure.client.views import (
@@ -201,6 +201,7 @@ class Client(Reader):
             if found.program != invocation.name:
                 raise AlreadyExists(found.id, found.status, "return_existing", found.program)
         else:
+            check_answers(answers or {}, getattr(invocation, "program", None))
             handle = await self.start(cast("Invocation[R]", invocation), **options)
             program = handle.program
         rests = program is not None and program.rests

@@ -13,6 +13,7 @@ from perdure.client.messages import Messages
 from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, RunParked, UsageError
 from perdure.kernel.events import RunStatus, WaitResolved
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
@@ -22,6 +23,17 @@ from perdure.kernel.state import RunState
 Until: TypeAlias = Literal["end", "rest"]
 # What to answer, by the name of the question or by its path.
 Answers: TypeAlias = Mapping[str, Any]
+
+
+def check_answers(answers: Answers, program: Program | None) -> None:
+    """Raise UsageError for an answer to a question that the program never asks."""
+    known = None if program is None else program.question_names()
+    if program is None or known is None:
+        return
+    for name in answers:
+        if name not in known and not {":", "/"}.intersection(name):
+            hint = did_you_mean(name, known)
+            raise UsageError(f"answers={{{name!r}: ...}} answers nothing that {program.name} asks; {hint}")
 
 
 class Rest:
@@ -41,6 +53,7 @@ class Rest:
             raise UsageError(
                 f"{run.id!r} is a child, and goes on with the run at the top; wait for its root, {run.root}, to rest"
             )
+        check_answers(self._answers, self._program)
         run_id = run.run_id
         while True:
             state, chunks = await self._at_rest(run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -189,6 +189,10 @@ class Program(Protocol):
 
     def question_types(self, path: str) -> tuple[Any, Any] | None:
         """The types of what the approval at an op path shows and of its answer, if they are known."""
+        return None
+
+    def question_names(self) -> Set[str] | None:
+        """The names of all approvals and signals that it may ask for; None if that is not known."""
         return None
 
     def step_names(self) -> StepNames:

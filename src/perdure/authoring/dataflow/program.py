@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,19 @@ class DataflowProgram(Program):
             return node.program.question_types(rest) if rest else None
         assert node.question is not None
         return node.question.request, node.question.answer
+
+    def question_names(self) -> Set[str] | None:
+        """The names of the questions of its nodes, of now and before, and of those in the programs in it."""
+        found = {*self.plan.retired, *self.plan.renamed}
+        for node in self.plan.nodes:
+            if node.question is not None:
+                found.add(node.question.name)
+            if node.program is not None:
+                inner = node.program.question_names()
+                if inner is None:
+                    return None
+                found |= inner
+        return found
 
     def children(self) -> list[Program]:
         """The programs that it runs as nodes."""

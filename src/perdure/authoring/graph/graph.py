@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
@@ -30,7 +30,7 @@ from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, given_name, name_of
 from perdure.authoring.graph.outputs import Outputs
-from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
+from perdure.errors import GraphInvalid, GraphProblem, NotDecodable, NotSerializable
 from perdure.kernel.events import RunStarted
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import WrongValue, check_name, check_version
@@ -475,7 +475,12 @@ class Graph(DataflowProgram, Generic[P, R]):
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The inputs as one JSON object by name."""
-        return codec.encode_inputs(self._arguments(args, kwargs), f"an input of {self.name}")
+        given = self._arguments(args, kwargs)
+        for name, value in given.items():
+            if isinstance(value, Iterator | range):
+                reason = f"is a {type(value).__name__}: give a list, or Items.of(...) of a long one"
+                raise NotSerializable(f"an input of {self.name}", f"$.{name}", reason)
+        return codec.encode_inputs(given, f"an input of {self.name}")
 
     def check_input(self, input: Raw, codec: Codec) -> object:
         """Raise NotDecodable for stored input that does not fit."""
