@@ -17,6 +17,7 @@ import pytest
 
 from perdure import (
     Engine,
+    Recovery,
     Retry,
     StoreUnavailable,
     approval,
@@ -173,6 +174,34 @@ def test_a_run_is_shown_with_its_last_error_its_locks_and_its_state(cli: Cli) ->
     assert found["last_error"]["error"] == "ConnectionError: the line is dead"
     assert found["why"]["kind"] == "retry"
     assert cli("runs", "show", "question", "--json").json["locks"] == ["stock"]
+
+
+def test_running_steps_are_shown_up_to_ten(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/wide.db"
+    asyncio.run(_left_in_the_middle(url))
+    shown = cli("runs", "show", "wide", "--store", url).out
+    assert "12 started, 12 unknown" in shown
+    assert shown.count("outcome unknown: its owner is gone") == 10
+    assert "and 2 more" in shown
+
+
+async def _left_in_the_middle(url: str) -> None:
+    """A run of twelve steps whose process is gone."""
+    begun: list[int] = []
+
+    @step
+    async def endless(n: int) -> None:
+        begun.append(n)
+        await asyncio.Event().wait()
+
+    @workflow
+    async def wide() -> None:
+        await asyncio.gather(*[endless(n) for n in range(12)])
+
+    async with Engine(url, [wide], recovery=Recovery(grace=0)) as engine:
+        _ = await engine.start(wide(), id="wide")
+        while len(begun) < 12:
+            await asyncio.sleep(0)
 
 
 def test_steps_can_be_narrowed_by_status(filled: Cli) -> None:

@@ -48,8 +48,8 @@ app = App(name="runs", help="List, inspect, fork and retry runs.")
 
 T = TypeVar("T")
 
-# Steps that were started and have no outcome.
-_RUNNING = (StepStatus.RUNNING, StepStatus.UNKNOWN)
+# How many running steps are shown one by one.
+MOST_RUNNING = 10
 # How much of an error is shown in a table.
 ERROR_WIDTH = 200
 
@@ -311,7 +311,7 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None, unparked: 
         ("locks", ", ".join(view.locks)),
         ("state", "\n".join(f"{key} = {value_text(value, 200)}" for key, value in view.state.items())),
         ("steps", _counted(steps)),
-        ("running", "\n".join(_running(step) for step in steps if step.status in _RUNNING)),
+        ("running", "\n".join(_running(steps))),
         ("last error", (last and f"{last.error} ({last.path}, attempt {last.attempt}, {when(last.at)})") or ""),
         ("journal", f"{view.next_seq} event{'' if view.next_seq == 1 else 's'}"),
         ("input", value_text(view.input, 1000)),
@@ -348,19 +348,17 @@ def _counted(steps: Sequence[StepView]) -> str:
     return ", ".join([f"{len(steps)} started", *(f"{count} {status}" for status, count in counts.items())])
 
 
-def _running(step: StepView) -> str:
-    """A step that is executed, or waits for its next attempt, or lost its owner."""
-    last = step.attempts[-1] if step.attempts else None
-    if last is None:
-        return step.path
-    if step.status is StepStatus.UNKNOWN:
-        since = "outcome unknown: its owner is gone"
-    elif last.finished_at is None:
+def _running(steps: Sequence[StepView]) -> list[str]:
+    """The attempts that are executed, or were when their owner died: since when, and how far they are."""
+    found = [(s, s.attempts[-1]) for s in steps if s.attempts and s.attempts[-1].finished_at is None]
+    lines = []
+    for step, last in found[:MOST_RUNNING]:
         since = f"for {span((datetime.now(UTC) - last.started_at).total_seconds())}"
-    else:
-        since = f"failed, next attempt {when(last.retry_at)}"
-    progress = "" if step.progress is None else f", progress {value_text(step.progress)}"
-    return f"{step.path}, attempt {last.number}, {since}{progress}  ({_short(step.source)})"
+        if step.status is StepStatus.UNKNOWN:
+            since = "outcome unknown: its owner is gone"
+        progress = "" if step.progress is None else f", progress {value_text(step.progress)}"
+        lines.append(f"{step.path}, attempt {last.number}, {since}{progress}  ({_short(step.source)})")
+    return [*lines, f"and {len(found) - MOST_RUNNING} more"] if len(found) > MOST_RUNNING else lines
 
 
 def _queue(view: RunView) -> str:
