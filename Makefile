@@ -33,7 +33,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format api stubs lock clean
+.PHONY: help setup demo demo-ui test test-fast lint types imports compiled pytest ui ui-check chromium soak services bench bench-peers bench-postgres test-all format api stubs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,9 +54,12 @@ $(INSTALLED): $(LOCKED) pyproject.toml
 demo: $(INSTALLED) ## watch a run survive the death of its process
 	@$(BIN)/perdure demo
 
+demo-ui: $(INSTALLED) ## look at a store with living examples in the dashboard
+	@$(BIN)/python -m tests.ui.demo
+
 # Types and layers are checked beside the tests, by the core that those leave idle while they begin.
 test: lint compiled ## everything a change must pass
-	@$(MAKE) --no-print-directory types imports & checks=$$!; \
+	@$(MAKE) --no-print-directory types imports ui-check & checks=$$!; \
 	$(MAKE) --no-print-directory pytest; tests=$$?; \
 	wait $$checks && exit $$tests
 
@@ -87,7 +90,28 @@ $(REWRITTEN): | compiled
 	@ls -d tests/*/ | xargs -P $(CORES) -n 8 $(BIN)/pytest --collect-only -qq >/dev/null || true
 	@touch $@
 
-pytest: compiled $(REWRITTEN) ## the test suite
+# The dashboard is committed as it was built: node is for those who change it.
+ui/node_modules/.ready: ui/package-lock.json ui/.npmrc
+	@cd ui && npm ci --silent && touch node_modules/.ready
+
+ui: ui/node_modules/.ready ## build the dashboard, from ui/ into src/perdure/server/ui
+	@cd ui && npm run --silent build
+
+ui-check: ## the committed dashboard is what its source makes, where there is npm
+	@if command -v npm >/dev/null; then \
+	    echo "ui: svelte-check, and the bundle byte for byte"; \
+	    $(MAKE) --no-print-directory ui/node_modules/.ready && cd ui && npm run --silent check; \
+	else \
+	    echo "ui: not checked, there is no npm"; \
+	fi
+
+chromium: # for the tests of the dashboard
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	    && echo "installing chromium" && apt-get update -qq \
+	    && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+	    || { echo "the tests of the dashboard need chromium: apt-get install --no-install-recommends chromium"; exit 1; }
+
+pytest: compiled chromium $(REWRITTEN) ## the test suite
 	$(SAY) "tests: pytest"
 	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)

@@ -35,6 +35,7 @@ WAITING = (
     "tests/services/",
     "tests/stores/",
     "tests/cli/test_demo.py",
+    "tests/cli/test_dev.py",
     "tests/engine/test_processes.py",
     "tests/orchestrator/test_recovery_on_postgres.py",
     "tests/test_blocking.py",

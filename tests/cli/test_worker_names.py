@@ -11,6 +11,7 @@ import pytest
 
 from perdure import Engine, RunStatus, call
 from perdure.cli import worker
+from perdure.cli.engines import ModuleEngine
 from tests.changes.harness import imported
 from tests.cli.conftest import Cli
 from tests.engine.harness import eventually
@@ -30,9 +31,9 @@ def deploy(cli: Cli, monkeypatch: pytest.MonkeyPatch, file: str, name: str, work
     path.parent.mkdir(exist_ok=True)
     path.write_text(CODE.format(name=name))
 
-    async def during(engine: Engine, *_: object) -> None:
-        async with engine:
-            await work(engine)
+    async def during(made: ModuleEngine, *_: object) -> None:
+        async with made.engine:
+            await work(made.engine)
 
     monkeypatch.setattr(sys, "argv", ["perdure", "worker"])
     monkeypatch.setattr(worker, "_work", during)

@@ -37,6 +37,7 @@ COMMANDS = {
     "stream": ("perdure.cli.stream:stream", "Follow what the steps of a run emit."),
     "queues": ("perdure.cli.queues:app", "Show the queues: ls."),
     "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until it is stopped."),
+    "dev": ("perdure.cli.dev:dev", "Develop: a worker and the dashboard in one, and every edit taken at once."),
     "serve": ("perdure.cli.serve:serve", "Serve the dashboard and the HTTP API of a store."),
     "token": ("perdure.cli.tokens:app", "Make, list and revoke tokens of the HTTP API: new, ls, revoke."),
     "orchestrators": ("perdure.cli.orchestrators:app", "Show which orchestrators are alive, and what they own: ls."),

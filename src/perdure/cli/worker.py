@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from perdure import termination
 from perdure.assembly import Engine
+from perdure.cli.engines import ModuleEngine, engine_of
 from perdure.cli.exits import Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, seconds, settings
+from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, seconds, settings
 from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, flow_files, load
-from perdure.config import Recovery
-from perdure.kernel.policies.queues import Queue
 from perdure.logs import log
 from perdure.termination import LEAVE_SECONDS
 
@@ -65,29 +63,20 @@ def worker(
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
     log_to_stderr(log_level)
-    options = engine_options(store, target.queues)
     given = {
         "name": name,
         "max_concurrency": max_concurrency,
         "threads": threads,
         "serves": None if queues is None else [part.strip() for part in queues.split(",")],
     }
-    options |= {key: value for key, value in given.items() if value is not None}
-    recovery: Recovery = options.pop("recovery", Recovery())
-    if grace is not None:
-        recovery = replace(recovery, grace=seconds(grace, "--grace"))
-    engine = Engine(
+    made = engine_of(
+        target,
         store,
-        {id(program): program for program in target.programs.values()}.values(),
-        steps=target.steps,
-        schedules=target.schedules,
-        resources=target.resources,
-        recovery=recovery,
-        **options,
+        {key: value for key, value in given.items() if value is not None},
+        None if grace is None else seconds(grace, "--grace"),
     )
-    engine.module = target.file
     try:
-        _run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
+        _run(_work(made, target))
     except asyncio.CancelledError:
         pass  # a second signal: running steps are abandoned, and their runs released
     return Exit.OK
@@ -108,14 +97,13 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
                 log.error("a task that a step created raised %r; the task has ended, and the worker continues", error)
 
 
-async def _work(
-    engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None, grace: float
-) -> None:
+async def _work(made: ModuleEngine, target: Target) -> None:
+    engine, grace = made.engine, made.grace
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = _Signals(loop, stop, grace)
     async with engine:
-        note(_introduction(engine, target, queues, serves))
+        note(_introduction(made, target))
         signalled = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
         following = loop.create_task(_follow(engine, target))
         await asyncio.wait(signalled, return_when=asyncio.FIRST_COMPLETED)
@@ -164,9 +152,10 @@ class _Signals:
             os._exit(128 + number)
 
 
-def _introduction(engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None) -> str:
+def _introduction(made: ModuleEngine, target: Target) -> str:
+    engine, serves = made.engine, made.serves
     names = {program.name for program in target.programs.values()} | {f"step {step.name}" for step in target.steps}
     programs = ", ".join(sorted(names))
     what = "all runs" if serves is None else f"the queue{'s' * (len(serves) > 1)} {', '.join(serves)}"
-    limits = "".join(f"\n  queue {queue.name}: {queue}" for queue in queues)
+    limits = "".join(f"\n  queue {queue.name}: {queue}" for queue in made.queues)
     return f"{engine.name} serves {what} of {programs} in {engine.store.url}; Ctrl-C stops it{limits}"

@@ -22,6 +22,7 @@ from perdure.server import (
     bulk,
     capsules,
     code,
+    developing,
     journals,
     live,
     ops,
@@ -59,6 +60,7 @@ ROUTES: tuple[Route, ...] = (
     *bulk.ROUTES,
     *capsules.ROUTES,
     *schedules.ROUTES,
+    *developing.ROUTES,
 )
 # How long a body may take to arrive, in seconds, and how long a query may be.
 BODY_SECONDS = 60.0

@@ -33,6 +33,8 @@ class Change:
     id: str
     runs: tuple[tuple[str, str], ...]
     more: bool
+    said: str = ""
+    """What it is called, if it is no change of runs."""
 
 
 class Changes:
@@ -108,8 +110,14 @@ class Changes:
         # At the first look some may have changed since the listeners read what they show.
         runs = () if seen is None else tuple(run for run, state in found.items() if seen.get(run) != state)
         if runs or older or seen is None:
-            self._number += 1
-            change = Change(self.last, runs, older or seen is None)
-            self._changes = [*self._changes, change][-self._config.kept :]
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._add(runs, older or seen is None)
+
+    def announce(self, said: str) -> None:
+        """Say something to all listeners that is no change of runs."""
+        self._add((), False, said)
+
+    def _add(self, runs: tuple[tuple[str, str], ...], more: bool, said: str = "") -> None:
+        self._number += 1
+        self._changes = [*self._changes, Change(self.last, runs, more, said)][-self._config.kept :]
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -68,6 +68,8 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
         async for change in changes.follow(call.last_event_id or changes.last):
             if change is None:
                 yield Message(b"{}", changes.last, "reset")
+            elif change.said:
+                yield Message(b"{}", change.id, change.said)
             else:
                 seen = [run_id for run_id, program in change.runs if call.access.sees(program)]
                 item = shapes.ChangedItem(seen, change.more)

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.client.client import Client
 from perdure.errors import NoSuchRun
@@ -23,6 +23,9 @@ from perdure.server.problems import Problem
 from perdure.server.programs import KnownPrograms
 from perdure.server.streams import Streams
 from perdure.server.viewed import ViewedCapsules
+
+if TYPE_CHECKING:
+    from perdure.server.developing import Development
 
 # How many events are decoded and folded in one turn of the event loop, which is the host's.
 SLICE = 500
@@ -48,6 +51,8 @@ class Service:
         self.openapi: dict[str, Any] = {}
         # Whether callers present tokens.
         self.signs_in = False
+        # The code that is edited, where `perdure dev` serves.
+        self.development: Development | None = None
 
     async def ready(self) -> None:
         """Open the client if its owner has not: an application that was mounted is told of no start."""

@@ -1003,6 +1003,25 @@ class UpgradeBody(Body, frozen=True):
     sample: Annotated[int, Meta(ge=1, description="Only so many, spread over all.")] | None = None
 
 
+class DevState(Struct, frozen=True):
+    """The code that `perdure dev` executes, and what became of the last edit.
+
+    `live`: it is executed. `checking`: it is held against the open runs. `held`: runs would be parked; `broken`: it
+    cannot be loaded. In both cases the code from before is executed.
+    """
+
+    module: str
+    status: Literal["live", "checking", "held", "broken"]
+    since: datetime
+    """Since when the code that is executed is this one."""
+    problem: str = ""
+    """Why the edited code cannot be loaded."""
+    checked: int = 0
+    """How many open runs it was held against."""
+    runs: list[CheckedRun] = []
+    """Those that do not fit it."""
+
+
 # --- many runs at once -----------------------------------------------------------------------------------------------
 
 

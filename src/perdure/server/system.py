@@ -48,6 +48,7 @@ async def _features(service: Service) -> list[str]:
     leases, now = service.client._base.leases, service.client.clock.now()
     return [
         *(["source"] if service.programs.here is not None else []),
+        *(["dev"] if service.development is not None else []),
         *(["bulk"] if service.executes or await leases.live(ORCHESTRATOR, now) else []),
     ]
 

@@ -1,0 +1,178 @@
+"""`perdure dev`: every edit is taken at once, unless it would park an open run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.patience import PATIENCE
+from tests.processes import is_alive
+
+FLOWS = """
+from perdure import step, wait_signal, workflow
+
+
+@step
+async def charge(order: str) -> int:
+    return 1
+
+
+@workflow
+async def fulfil(order: str) -> int:
+    cents = await charge(order)
+    await wait_signal("go")
+    return cents
+"""
+# A second call of the step before the first one, which no open run has made.
+INSERTED = FLOWS.replace("    cents =", "    await charge(order)\n    cents =")
+
+
+class Developed:
+    """A session of `perdure dev` over `flows.py` in a directory."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self.process, self.module = process, directory / "flows.py"
+        assert process.stderr is not None
+        self.said: list[str] = []
+        while "dashboard at" not in (line := process.stderr.readline()):
+            assert line, "".join(self.said)
+            self.said.append(line)
+        found = re.search(r"http://\S+/", line)
+        assert found
+        self.url = found[0]
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """The answer of the API; GET without a body, POST with one."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}api/v1/{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.load(answer)
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the state of the code is as wanted. The server may be away for a moment."""
+        end = time.monotonic() + PATIENCE
+        state: dict[str, Any] = {}
+        while time.monotonic() < end:
+            try:
+                state = self.ask("dev")
+            except (urllib.error.URLError, ConnectionError):
+                continue
+            if wanted(state):
+                return state
+            time.sleep(0.02)
+        raise AssertionError(f"it did not come to that: {state}")
+
+    def edit(self, text: str) -> None:
+        """Save the module."""
+        self.module.write_text(text)
+
+    def result(self, id: str) -> Any:
+        """What a run of the code of now returns."""
+        self.ask("runs", {"program": "fulfil", "args": [id], "id": id})
+        self.ask(f"runs/{self.ask(f'runs/by-id?id={id}')['run_id']}/signals/go", {})
+        return self.ended(id, "completed")["output"]
+
+    def ended(self, id: str, status: str) -> Any:
+        """A run, once it has this status."""
+        end = time.monotonic() + PATIENCE
+        while (run := self.ask(f"runs/by-id?id={id}"))["status"] != status:
+            assert time.monotonic() < end, run
+        return run
+
+
+@contextmanager
+def developing(directory: Path, text: str = FLOWS) -> Iterator[Developed]:
+    """Develop a module until the end of the block."""
+    (directory / "flows.py").write_text(text)
+    command = [sys.executable, "-m", "perdure", "dev", "flows.py", "--port", "0", "--store", "sqlite:///dev.db"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        [*command, "--no-open"], cwd=directory, env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield Developed(process, directory)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_an_edit_is_live_at_once_and_held_back_when_it_would_park_a_run(tmp_path: Path) -> None:
+    with developing(tmp_path) as dev:
+        assert dev.result("first") == 1
+        dev.ask("runs", {"program": "fulfil", "args": ["open"], "id": "open"})
+        since = dev.until(lambda state: state["status"] == "live")["since"]
+
+        dev.edit(FLOWS.replace("return 1", "return 2"))
+        state = dev.until(lambda state: state["status"] == "live" and state["since"] != since)
+        assert (state["checked"], dev.result("second")) == (1, 2)
+
+        dev.edit(INSERTED.replace("return 1", "return 3"))
+        held = dev.until(lambda state: state["status"] == "held")
+        assert [(run["id"], run["fit"], run["source"]) for run in held["runs"]] == [("open", "patch", "flows.py:12")]
+        assert "+    if patched(" in held["runs"][0]["reason"]
+        # The code from before continues.
+        assert (dev.result("third"), dev.ask("runs/by-id?id=open")["status"]) == (2, "waiting")
+
+        dev.edit("1 +\n")
+        assert "SyntaxError" in dev.until(lambda state: state["status"] == "broken")["problem"]
+        assert dev.result("fourth") == 2
+
+        dev.edit(INSERTED.replace("return 1", "return 5"))
+        dev.until(lambda state: state["status"] == "held")
+        dev.ask("dev/take", {})
+        dev.until(lambda state: state["status"] == "live")
+        assert dev.result("fifth") == 5
+        assert dev.ended("open", "parked")["parked"] == "diverged"
+
+        # A run that is parked already holds no edit back.
+        since = dev.ask("dev")["since"]
+        dev.edit(INSERTED.replace("return 1", "return 6"))
+        dev.until(lambda state: state["status"] == "live" and state["since"] != since)
+        assert dev.result("sixth") == 6
+
+
+def test_a_module_that_is_broken_from_the_start_is_shown_and_then_executed(tmp_path: Path) -> None:
+    with developing(tmp_path, "from nowhere import nothing\n") as dev:
+        assert "No module named 'nowhere'" in dev.ask("dev")["problem"]
+        dev.edit(FLOWS)
+        dev.until(lambda state: state["status"] == "live")
+        assert dev.result("first") == 1
+
+
+def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    with developing(tmp_path) as dev:
+        children = Path(f"/proc/{dev.process.pid}/task/{dev.process.pid}/children").read_text().split()
+        assert len(children) == 2
+        dev.process.kill()
+        dev.process.wait()
+        end = time.monotonic() + PATIENCE
+        while any(is_alive(int(pid)) for pid in children):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        dev.process.returncode = 0  # as after Ctrl-C, for the end of the block
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--store", "memory://"], "would not survive an edit"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8500"),
+        (["--store", "sqlite:///no/such/folder/dev.db"], "no/such/folder"),
+    ],
+)
+def test_what_cannot_be_developed_is_refused(cli: Cli, options: list[str], said: str) -> None:
+    port = [] if "--host" in options else ["--port", "0"]
+    ended = cli("dev", "flows.py", "--no-open", *options, *port)
+    assert (ended.code, said in ended.err) == (2, True), ended.err

@@ -1,0 +1,267 @@
+"""A server over a seeded store and a browser, one of each per process; and a page that tolerates no complaint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+
+from perdure import Engine
+from tests.ui import shop
+from tests.ui.store import seeded
+
+T = TypeVar("T")
+
+# Chromium as it is in a container: no sandbox of its own, and nothing that looks for the network.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+# How long a page may take to get where a test waits for it, on a busy machine.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
+
+
+class Served:
+    """An application on a free port of this machine, in a thread with a loop of its own."""
+
+    def __init__(self, opened: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
+        self.url = ""
+        self.engine: Engine
+        self._loop = asyncio.new_event_loop()
+        self._ready: Future[None] = Future()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(opened,), daemon=True)
+        self._thread.start()
+        self._ready.result(60)
+
+    def _run(self, opened: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(opened(self))
+            except BaseException as error:
+                if not self._ready.done():
+                    self._ready.set_exception(error)
+                raise
+
+    async def serve(self, app: Any) -> None:
+        """Serve an application until the test session is over."""
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+        self._ready.set_result(None)
+        await self._stop.wait()
+        server.should_exit = True
+        await serving
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something in the loop of the engine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def end(self) -> None:
+        """Stop serving."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+
+
+@dataclass
+class Shop:
+    """The server of the seeded store."""
+
+    served: Served
+    ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.served.url
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind it. Its methods are called with `do`."""
+        return self.served.engine
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something in the loop of the engine."""
+        return self.served.do(work)
+
+    def run_id(self, id: str) -> str:
+        """The run_id of an id."""
+        view = self.do(self.engine.get(id))
+        assert view is not None
+        return view.run_id
+
+    def page_of(self, id: str) -> str:
+        """The address of a run's page."""
+        return f"{self.url}runs/{self.run_id(id)}"
+
+
+@pytest.fixture(scope="session")
+def shop_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A server of the seeded store, with an engine that executes its runs."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('ui')}/shop.db"
+    seeded(url, wide=10_000)
+
+    async def opened(served: Served) -> None:
+        programs = [*shop.PROGRAMS, shop.invoices(changed=True)]
+        async with Engine(url, programs, queues=shop.QUEUES, steps=[shop.send_mail], name="berlin-3") as engine:
+            served.engine = engine
+            await served.serve(engine.asgi())
+
+    served = Served(opened)
+    try:
+        yield Shop(served)
+    finally:
+        served.end()
+
+
+class BrowserThread:
+    """Debian's chromium, and the one thread that talks to it.
+
+    Playwright keeps an event loop in its thread: in that of the tests, every other test of the process would find it.
+    """
+
+    def __init__(self) -> None:
+        path = shutil.which("chromium")
+        assert path, "the tests of the dashboard need chromium: apt-get install --no-install-recommends chromium"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="browser")
+        self._playwright = self.do(lambda: sync_playwright().start())
+        self.browser: Browser = self.do(
+            lambda: self._playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=PATIENCE_MS)
+        )
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do something in the thread of the browser."""
+        return self._thread.submit(work).result()
+
+    def end(self) -> None:
+        """Close the browser."""
+        self.do(self.browser.close)
+        self.do(self._playwright.stop)
+        self._thread.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[BrowserThread]:
+    """A browser for all tests of a process."""
+    found = BrowserThread()
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that uses the browser in the thread of the browser."""
+    browser = pyfuncitem.funcargs.get("browser")
+    if not isinstance(browser, BrowserThread):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    browser.do(lambda: pyfuncitem.obj(**given))
+    return True
+
+
+@dataclass
+class Complaints:
+    """What a page must not do: write to the console, break its policy, get an answer of 400 or more, leave its server.
+
+    A test that provokes one says so: `complaints.expected("cancel", 409)`.
+    """
+
+    found: list[str] = field(default_factory=list)
+    _expected: list[tuple[str, int]] = field(default_factory=list)
+
+    def expected(self, part: str, status: int) -> None:
+        """Requests with this in their address may have this answer."""
+        self._expected.append((part, status))
+
+    def watch(self, page: Page, base: str) -> None:
+        """Note what a page does."""
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.found.append(f"error: {error}"))
+        page.on("response", self._response)
+        page.on("request", lambda request: self._request(request, base))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        # Chromium tells of failed requests in the console too.
+        at = str(message.location.get("url", ""))
+        if not any(part in at and f"status of {status}" in message.text for part, status in self._expected):
+            self.found.append(f"console: {message.type}: {message.text} ({at})")
+
+    def _response(self, response: Response) -> None:
+        allowed = any(part in response.url and status == response.status for part, status in self._expected)
+        if response.status >= 400 and not allowed:
+            self.found.append(f"{response.status}: {response.request.method} {response.url}")
+
+    def _request(self, request: Request, base: str) -> None:
+        if not request.url.startswith((base, "data:", "blob:")):
+            self.found.append(f"outside: {request.url}")
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """What pages have done that they must not do; there must be none at the end of a test."""
+    found = Complaints()
+    yield found
+    assert found.found == []
+
+
+@pytest.fixture
+def new_page(browser: BrowserThread, shop_server: Shop, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Makes pages, each in a context of its own: `new_page(width=390, theme="dark", zone="Europe/Berlin")`."""
+    made = []
+
+    def make(*, width: int = 1280, height: int = 800, theme: Any = "light", zone: str = "UTC", base: str = "") -> Page:
+        size: Any = {"width": width, "height": height}
+        context = browser.browser.new_context(
+            viewport=size, color_scheme=theme, timezone_id=zone, reduced_motion="reduce"
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        made.append(context)
+        page = context.new_page()
+        complaints.watch(page, base or shop_server.url)
+        return page
+
+    yield make
+    for context in made:
+        browser.do(context.close)
+
+
+@pytest.fixture
+def page(browser: BrowserThread, new_page: Callable[..., Page]) -> Page:
+    """A page of 1280 by 800."""
+    return browser.do(new_page)
+
+
+@pytest.fixture
+def picture(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Page, str], None]:
+    """Takes pictures of pages for a person to look at, into PERDURE_PICTURES or the directory of the test."""
+    folder = Path(os.environ.get("PERDURE_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(page: Page, name: str) -> None:
+        page.screenshot(path=folder / f"{name}.png")
+
+    return take

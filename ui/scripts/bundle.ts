@@ -1,0 +1,91 @@
+/** What the build does to its result: one hash in all references, and the licences of what is bundled. */
+import { createHash } from "node:crypto";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { dirname, join } from "node:path";
+import type { Plugin } from "vite";
+
+/** Put `?v=<hash of everything>` behind every reference to a file of the bundle: the server says they never change. */
+export function stamp(): Plugin {
+  return {
+    name: "stamp",
+    enforce: "post",
+    generateBundle(_, bundle) {
+      const files = Object.values(bundle).sort((a, b) => (a.fileName < b.fileName ? -1 : 1));
+      const text = (file: (typeof files)[number]) => String(file.type === "chunk" ? file.code : file.source);
+      const hash = createHash("sha256");
+      for (const file of files) if (!file.fileName.endsWith(".html")) hash.update(file.fileName + "\0" + text(file));
+      const version = hash.digest("hex").slice(0, 10);
+      const names = files.map((file) => file.fileName.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+      const reference = new RegExp(`(["'\`]\\./(?:${names.join("|")}))(["'\`])`, "g");
+      for (const file of files) {
+        const stamped = text(file).replace(reference, `$1?v=${version}$2`);
+        if (file.type === "chunk") file.code = stamped;
+        else if (/\.(html|css)$/.test(file.fileName)) file.source = stamped;
+      }
+    },
+  };
+}
+
+/** Write LICENSES.txt: the packages whose code is in the bundle, with the text of each licence. */
+export function licences(): Plugin {
+  return {
+    name: "licences",
+    generateBundle(_, bundle) {
+      const folders = new Set<string>();
+      for (const file of Object.values(bundle)) {
+        if (file.type !== "chunk") continue;
+        for (const [id, module] of Object.entries(file.modules)) {
+          const found = /^.*\/node_modules\/(?:@[^/]+\/)?[^/]+/.exec(id.replace(/^\0/, ""));
+          if (found && module.renderedLength > 0) folders.add(found[0]);
+        }
+      }
+      const texts = [...folders].map((folder) => licence(folder)).sort();
+      const source = "What the files beside this one contain of other projects.\n\n" + texts.join("\n");
+      this.emitFile({ type: "asset", fileName: "LICENSES.txt", source });
+    },
+  };
+}
+
+function licence(folder: string): string {
+  const about = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+  const name = readdirSync(folder).find((file) => /^licen[cs]e/i.test(file));
+  if (!name) throw new Error(`${about.name} has no licence file in ${dirname(folder)}`);
+  const text = existsSync(join(folder, name)) ? readFileSync(join(folder, name), "utf8").trim() : "";
+  const rule = "-".repeat(78);
+  return `${rule}\n${about.name} ${about.version} (${about.license})\n${rule}\n\n${text}\n`;
+}
+
+// What svelte does for pages that a server has rendered. These are not: they are made in the browser.
+const HYDRATION = `
+  export const hydrating = false, hydrate_node = null;
+  /*#__NO_SIDE_EFFECTS__*/ export function set_hydrating() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function set_hydrate_node() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function hydrate_next() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function hydrate_template() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function reset() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function next() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function skip_nodes() {}
+  /*#__NO_SIDE_EFFECTS__*/ export function read_hydration_instruction() {}
+`;
+
+/** Leave out hydration, a tenth of svelte and a call for each element; and what would load style sheets of parts. */
+export function unneeded(): Plugin {
+  return {
+    name: "unneeded",
+    enforce: "pre",
+    load(id) {
+      if (id === "\0vite/preload-helper.js") return "export const __vitePreload = (load) => load();";
+      return /\/svelte\/src\/internal\/client\/dom\/hydration\.js$/.test(id) ? HYDRATION : null;
+    },
+  };
+}
+
+/** After svelte's compiler: its calls for hydration. */
+export function uncalled(): Plugin {
+  return {
+    name: "uncalled",
+    transform(code, id) {
+      return id.endsWith(".svelte") ? { code: code.replace(/^\s*\$\.(?:reset|next)\([\w$]*\);$/gm, ""), map: null } : null;
+    },
+  };
+}
