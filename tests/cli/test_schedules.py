@@ -16,6 +16,15 @@ def shop(cli: Cli) -> Cli:
     return cli
 
 
+def test_the_options_of_its_runs_are_given_with_a_schedule(shop: Cli) -> None:
+    options = ("--queue", "q", "--tag", "team=billing", "--deadline", "15m", "--max-concurrency", "3")
+    made = shop("schedules", "add", "s", "early", "--every", "1h", "--input", "[5]", *options, "--json").json
+    assert (made["queue"], made["tags"], made["max_concurrency"]) == ("q", {"team": "billing"}, 3)
+    assert made["deadline"] == "PT900S"
+    wrong = shop("schedules", "add", "s", "early", "--every", "1h", "--deadline", "soon")
+    assert (wrong.code, "--deadline 'soon' is not a duration" in wrong.err) == (2, True)
+
+
 def test_a_schedule_is_made_listed_told_and_deleted(shop: Cli) -> None:
     assert "no schedules yet" in shop("schedules", "ls").err
     made = shop("schedules", "add", "daily", "flows.py:early", "--input", "[5]", "--cron", "30 2 * * *", "--json")

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from perdure.cli.clients import with_client
 from perdure.cli.exits import Problem
 from perdure.cli.inputs import invocation, read
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened, tags_of
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle, ScheduleView
@@ -78,6 +78,11 @@ def add(
     queue: Annotated[str | None, Parameter(help="The queue of its runs.")] = None,
     key: Annotated[str | None, Parameter(help="The key of its runs in the queue; keys take turns.")] = None,
     priority: Annotated[int, Parameter(help="The priority of its runs in the queue; higher ones go first.")] = 0,
+    tag: Annotated[
+        list[str] | None, Parameter(negative="", help="A tag of its runs, as key=value; may be repeated.")
+    ] = None,
+    deadline: Annotated[str | None, Parameter(help="How long each of its runs may take: 90s, 15m, 2h.")] = None,
+    max_concurrency: Annotated[int | None, Parameter(help="How many steps of each run may run at once.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
@@ -101,6 +106,9 @@ def add(
             queue=queue,
             key=key,
             priority=priority,
+            tags=tags_of(tag or []) or None,
+            deadline=None if deadline is None else _duration(deadline, "--deadline"),
+            max_concurrency=max_concurrency,
         )
         return await handle.view()
 
