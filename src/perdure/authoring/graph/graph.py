@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 from msgspec import Raw
@@ -62,6 +62,21 @@ class Inputs(msgspec.Struct, frozen=True):
     bound: dict[str, Any]
 
 
+class GraphOptions(TypedDict, total=False):
+    """The options of a graph beside its output: see `Graph`."""
+
+    name: str
+    version: str
+    accepts: Iterable[str]
+    loops: Iterable[Named]
+    rules: RulesLike
+    patches: Iterable[str]
+    max_rounds: int
+    on_failure: Literal["stop", "continue"]
+    retired: Iterable[str]
+    renamed: Mapping[str, str] | None
+
+
 class Graph(DataflowProgram, Generic[P, R]):
     """A program of nodes. A node runs when the values that it takes are there.
 
@@ -74,71 +89,19 @@ class Graph(DataflowProgram, Generic[P, R]):
 
     @overload
     def __init__(
-        self: Graph[..., Outputs],
-        nodes: Iterable[Member],
-        *,
-        name: str = ...,
-        version: str = "1",
-        output: None = None,
-        accepts: Iterable[str] = (),
-        loops: Iterable[Named] = (),
-        rules: RulesLike = (),
-        patches: Iterable[str] = (),
-        max_rounds: int = 1000,
-        on_failure: Literal["stop", "continue"] = "stop",
-        retired: Iterable[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self: Graph[..., Outputs], nodes: Iterable[Member], *, output: None = None, **options: Unpack[GraphOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: Graph[..., T],
-        nodes: Iterable[Member],
-        *,
-        name: str = ...,
-        version: str = "1",
-        output: Step[..., T],
-        accepts: Iterable[str] = (),
-        loops: Iterable[Named] = (),
-        rules: RulesLike = (),
-        patches: Iterable[str] = (),
-        max_rounds: int = 1000,
-        on_failure: Literal["stop", "continue"] = "stop",
-        retired: Iterable[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self: Graph[..., T], nodes: Iterable[Member], *, output: Step[..., T], **options: Unpack[GraphOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: Graph[..., T],
-        nodes: Iterable[Member],
-        *,
-        name: str = ...,
-        version: str = "1",
-        output: type[T],
-        accepts: Iterable[str] = (),
-        loops: Iterable[Named] = (),
-        rules: RulesLike = (),
-        patches: Iterable[str] = (),
-        max_rounds: int = 1000,
-        on_failure: Literal["stop", "continue"] = "stop",
-        retired: Iterable[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self: Graph[..., T], nodes: Iterable[Member], *, output: type[T], **options: Unpack[GraphOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: Graph[..., Any],
-        nodes: Iterable[Member],
-        *,
-        name: str = ...,
-        version: str = "1",
-        output: str,
-        accepts: Iterable[str] = (),
-        loops: Iterable[Named] = (),
-        rules: RulesLike = (),
-        patches: Iterable[str] = (),
-        max_rounds: int = 1000,
-        on_failure: Literal["stop", "continue"] = "stop",
-        retired: Iterable[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self: Graph[..., Any], nodes: Iterable[Member], *, output: str, **options: Unpack[GraphOptions]
     ) -> None: ...
     def __init__(
         self,

@@ -9,7 +9,20 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args, get_origin, overload
+from typing import (
+    Any,
+    Final,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from msgspec.structs import replace
 
@@ -378,95 +391,42 @@ class Gate:
 # --- @node ----------------------------------------------------------------------------------------------------------
 
 
+class WiringOptions(TypedDict, total=False):
+    """How a node is wired: see `node`."""
+
+    name: str | None
+    outputs: str | tuple[str, ...] | None
+    inputs: Sources | None
+    after: Iterable[Named]
+    when: Callable[..., bool] | None
+
+
+class NodeOptions(WiringOptions, total=False):
+    """The options of a node: how it is wired, and those of `@step`."""
+
+    version: str
+    retry: Retry | None
+    timeout: float | timedelta | None
+    at_most_once: bool
+    cpu: bool
+    heartbeat: float | timedelta | None
+    stream: str | StreamMode | None
+    queue: str | None
+    record_inputs: bool
+
+
+@overload
+def node(fn: Callable[P, Coroutine[Any, Any, R]], /, **options: Unpack[NodeOptions]) -> Node[P, R]: ...
 @overload
 def node(
-    fn: Callable[P, Coroutine[Any, Any, R]],
-    /,
-    *,
-    name: str | None = None,
-    outputs: str | tuple[str, ...] | None = ...,
-    inputs: Sources | None = None,
-    after: Iterable[Named] = (),
-    when: Callable[..., bool] | None = None,
-    version: str = "",
-    retry: Retry | None = None,
-    timeout: float | timedelta | None = None,
-    at_most_once: bool = False,
-    cpu: bool = False,
-    heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode | None = None,
-    queue: str | None = None,
-    record_inputs: bool = False,
-) -> Node[P, R]: ...
-@overload
-def node(
-    fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]],
-    /,
-    *,
-    name: str | None = None,
-    outputs: str | tuple[str, ...] | None = ...,
-    inputs: Sources | None = None,
-    after: Iterable[Named] = (),
-    when: Callable[..., bool] | None = None,
-    version: str = "",
-    retry: Retry | None = None,
-    timeout: float | timedelta | None = None,
-    at_most_once: bool = False,
-    cpu: bool = False,
-    heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode | None = None,
-    queue: str | None = None,
-    record_inputs: bool = False,
+    fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]], /, **options: Unpack[NodeOptions]
 ) -> Node[P, list[C]]: ...
 @overload
-def node(
-    fn: Callable[P, R],
-    /,
-    *,
-    name: str | None = None,
-    outputs: str | tuple[str, ...] | None = ...,
-    inputs: Sources | None = None,
-    after: Iterable[Named] = (),
-    when: Callable[..., bool] | None = None,
-    version: str = "",
-    retry: Retry | None = None,
-    timeout: float | timedelta | None = None,
-    at_most_once: bool = False,
-    cpu: bool = False,
-    heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode | None = None,
-    queue: str | None = None,
-    record_inputs: bool = False,
-) -> Node[P, R]: ...
+def node(fn: Callable[P, R], /, **options: Unpack[NodeOptions]) -> Node[P, R]: ...
 @overload
-def node(
-    program: Program,
-    /,
-    *,
-    name: str | None = None,
-    outputs: str | tuple[str, ...] | None = ...,
-    inputs: Sources | None = None,
-    after: Iterable[Named] = (),
-    when: Callable[..., bool] | None = None,
-) -> Node[..., Any]: ...
+def node(program: Program, /, **options: Unpack[WiringOptions]) -> Node[..., Any]: ...
 @overload
-def node(
-    *,
-    name: str | None = None,
-    outputs: str | tuple[str, ...] | None = ...,
-    inputs: Sources | None = None,
-    after: Iterable[Named] = (),
-    when: Callable[..., bool] | None = None,
-    version: str = "",
-    retry: Retry | None = None,
-    timeout: float | timedelta | None = None,
-    at_most_once: bool = False,
-    cpu: bool = False,
-    heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode | None = None,
-    queue: str | None = None,
-    record_inputs: bool = False,
-) -> NodeDecorator: ...
+def node(**options: Unpack[NodeOptions]) -> NodeDecorator: ...
 def node(
     fn: Any = None,
     /,
