@@ -19,6 +19,7 @@ from perdure.engine.attempts import Attempts
 from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
 from perdure.engine.outbox import Outbox
+from perdure.engine.step_context import StepContext
 from perdure.engine.steps import StepRunner
 from perdure.engine.streams import Channel
 from perdure.kernel.events import AnyEvent, StateSet, encode_events
@@ -289,6 +290,35 @@ async def test_in_every_durability_an_error_in_a_callback_parks_its_run(
         await engine.resolve("victim")
         await send(engine, "victim")
         assert (await engine.handle("victim").outcome(PATIENCE)).output == "done"
+
+
+@pytest.mark.parametrize("name", ["release_slot", "cancel"])
+async def test_an_error_after_an_attempt_does_not_keep_its_outcome_from_the_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = 0
+
+    def boom(*_: object) -> None:
+        nonlocal raised
+        raised += 1
+        raise Boom("boom")
+
+    @step(timeout=0.01)
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    @workflow
+    async def late() -> str:
+        with suppress(TimeoutError):
+            await slow()
+        return "done"
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    async with Engine("memory://", [late]) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(StepRunner if name == "release_slot" else StepContext, name, boom)
+            assert await (await engine.start(late())).result(PATIENCE) == "done"
+        assert raised
 
 
 @pytest.mark.parametrize("kind", [TypeError, StopIteration])

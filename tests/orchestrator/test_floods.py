@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Cancelled, Client, Engine, connect, set_state, step, wait_signal, workflow
+from perdure import Cancelled, Client, Engine, RunStatus, connect, set_state, step, wait_signal, workflow
+from perdure.engine.driver import Driver
 from perdure.engine.turns import EXTERNAL_EVENTS, LOSSES, Turns
 from perdure.kernel.state import fold
+from perdure.orchestrator.loader import Loader
 from perdure.ports.journal import Append, Outcome
 from perdure.ports.leases import TURN, Acquired, Lease
 from perdure.ports.store import Store
@@ -235,6 +237,42 @@ async def test_another_owner_takes_a_run_over_under_a_flood(url: str) -> None:
             assert called == ["a", "b", "c"]
             assert flood[0].told < bound
             await replay(waiting, handle.run_id, store)
+
+
+@workflow(name="waiting")
+async def other_code() -> list[str]:
+    await part("z")
+    return await waiting.fn()
+
+
+def broken(state: object, *_: object) -> None:
+    raise RuntimeError("no turn")
+
+
+@pytest.mark.parametrize("reason", ["other code", "an error inside", "no journal"])
+async def test_a_run_that_cannot_continue_is_parked_under_a_flood(
+    url: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(url, [waiting], recovery=AT_ONCE, name="first") as engine:
+        _ = await engine.start(waiting(), id="r")
+    flood: list[Flood] = []
+    store = flooded(open_store(url), lambda: flood[0] if flood else None)
+    if reason == "an error inside":
+        monkeypatch.setattr(Driver, "adopt", broken)
+    elif reason == "no journal":
+        monkeypatch.setattr(Loader, "_is_ours", broken)
+    bound = APPENDS * (LOSSES + EXTERNAL_EVENTS + 1)
+    async with connect(url) as client:
+        flood.append(Flood([client], signal, bound))
+        flood[0].on = True
+        async with Engine(
+            store, [other_code if reason == "other code" else waiting], recovery=AT_ONCE, name="first"
+        ) as engine:
+            await client.signal("r", "go")
+            result = await engine.handle("r").outcome(PATIENCE)
+            assert result.status is RunStatus.PARKED
+            await flood[0].over()
+            assert not await store.leases.live(TURN, engine.clock.now())
 
 
 async def test_a_caller_that_lost_its_append_again_and_again_gets_its_turn(sqlite: str) -> None:

@@ -302,8 +302,7 @@ class Messages:
         try:
             return await decided(attempt)
         finally:
-            if turns.reset(run_id):
-                await turns.give_back(run_id)
+            await turns.end(run_id)
 
 
 def _key(given: str | None, what: str) -> str:

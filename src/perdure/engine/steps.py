@@ -123,29 +123,34 @@ class Attempt:
         """End it now with this error, or with none if its run ends anyway."""
         # At once: a step that ignores its cancellation must not delay the run.
         owner, self.owner = self.owner, None
-        self.context.cancel()
-        if self.task is not None:
-            self.task.cancel()
-        if owner is not None and error is not None:
-            owner.attempt_ended(self, None, error)
+        try:
+            self.context.cancel()
+            if self.task is not None:
+                self.task.cancel()
+        finally:
+            if owner is not None and error is not None:
+                owner.attempt_ended(self, None, error)
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
-        self._runner.release_slot()
-        if self.call.failed is not None:
-            self.context.cancel()  # a fallback that was timed out may have left a thread behind
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-        if task.cancelled():
-            error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
-        else:
-            error = task.exception()
-            if type(error) is Raised:
-                error = error.error
-        owner, self.owner = self.owner, None
-        if owner is not None:
-            owner.attempt_ended(self, None if error is not None else task.result(), error)
+        try:
+            self._runner.release_slot()
+            if self.call.failed is not None:
+                self.context.cancel()  # a fallback that was timed out may have left a thread behind
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+        finally:
+            # Whatever became of the slot and the timers: the run waits for this outcome.
+            if task.cancelled():
+                error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
+            else:
+                error = task.exception()
+                if type(error) is Raised:
+                    error = error.error
+            owner, self.owner = self.owner, None
+            if owner is not None:
+                owner.attempt_ended(self, None if error is not None else task.result(), error)
 
 
 class EveryStepExecutor(Executor):

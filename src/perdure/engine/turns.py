@@ -56,6 +56,11 @@ class Turns:
         self.lost.pop(run_id, None)
         return run_id in self._held
 
+    async def end(self, run_id: str) -> None:
+        """Reset the count, and release the turn if there is one."""
+        if self.reset(run_id):
+            await self.give_back(run_id)
+
     async def give_back(self, run_id: str) -> None:
         """Let the other writers append again."""
         self._held.discard(run_id)

@@ -527,9 +527,18 @@ class Loader:
             return work(one)
         except BaseException as raised:
             error = contained(raised)
-            self._runs.mark_parked(one.run_id)
-            self._session.spawn(self._parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
+            if self._runs.may(one.run_id, PARKING):
+                slot = self._runs.slot(one.run_id)
+                self._runs.move(slot, PARKING)
+                self._session.spawn(self._park_unread(slot, f"{type(error).__name__}: {error}"))
             return None
+
+    async def _park_unread(self, slot: RunSlot, reason: str) -> None:
+        try:
+            await self._parking.park_unread(slot.run_id, reason)
+        finally:
+            if slot.state is PARKING:
+                self._runs.move(slot, PARKED_HERE)
 
     async def _read(self, run_ids: Sequence[str]) -> list[Ready]:
         journals = await self._snapshots.read_many(run_ids)

@@ -123,7 +123,7 @@ class Orchestrator:
         self.turns = Turns(store.leases, clock, holder(name, session.id))
         self.snapshots = SnapshotReader(store, recovery.snapshot)
         self.snapshot_taker = SnapshotTaker(self.snapshots, session, self.broke)
-        self.parking = Parking(session)
+        self.parking = Parking(session, self.turns)
         self.inbox = Inbox(session, self.broke)
         self.warm = WarmCache(session, self._evict_idle)
         self.locks = RunLocks(

@@ -11,6 +11,7 @@ from itertools import zip_longest
 import msgspec
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
+from perdure.engine.turns import Turns
 from perdure.errors import Corrupt, NotDecodable, StoreUnavailable
 from perdure.kernel.divergence.parked import parked_for
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunResumed, RunStatus
@@ -39,7 +40,8 @@ _REASONS = 1000
 class Parking:
     """Parks runs that cannot continue, and marks those that nothing can be appended to."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, turns: Turns) -> None:
+        self._turns = turns
         self._runs, self._store, self._clock = session.runs, session.store, session.clock
         self._on_parked, self._log_after = session.observer.finished, session.config.unparked_log
         # Up to where parked runs were searched, newest first, since the last search began.
@@ -125,22 +127,27 @@ class Parking:
 
     async def park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""
-        try:
-            found, head = await self._store.runs.get(run_id), await self._store.journal.head(run_id)
-        except Corrupt:
-            found = head = None
-        if found is None or head is None:
-            log.error("run_id %s cannot be read: %s; this process does not try it again", run_id, reason)
-            self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
-            return
-        if found.status is RunStatus.PARKED:
-            return
-        parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
-        event = RunParked(reason, "damaged")
-        batch = Batch(head.next_seq, self._clock.now(), [event])
-        if await self._append(Append(run_id, head.next_seq, [batch], parked)):
-            self._log(found.id, event)
-            self._on_parked(parked)
+        written: bool | None = False
+        while written is False:
+            await self._turns.reserve(run_id)
+            try:
+                found, head = await self._store.runs.get(run_id), await self._store.journal.head(run_id)
+            except Corrupt:
+                found = head = None
+            if found is None or head is None:
+                log.error("run_id %s cannot be read: %s; this process does not try it again", run_id, reason)
+                self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
+                break
+            if found.status.finished or found.status is RunStatus.PARKED:
+                break
+            parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
+            event = RunParked(reason, "damaged")
+            batch = Batch(head.next_seq, self._clock.now(), [event])
+            written = await self._append(Append(run_id, head.next_seq, [batch], parked))
+            if written:
+                self._log(found.id, event)
+                self._on_parked(parked)
+        await self._turns.end(run_id)
 
     def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
         """Leave a run alone for the life of this process: nothing can be appended to it. Callers get the error."""
@@ -157,9 +164,18 @@ class Parking:
         parked = parked_for(error)
         if parked.kind == "damaged":
             parked = RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
+        try:
+            return await self._park_broken(run_id, error, parked, owner, at_work)
+        finally:
+            await self._turns.end(run_id)
+
+    async def _park_broken(
+        self, run_id: str, error: Exception, parked: RunParked, owner: str, at_work: Callable[[], bool]
+    ) -> RunRow | None:
         wait = FIRST_RETRY
         while at_work():
             try:
+                await self._turns.reserve(run_id)
                 found = await self._store.runs.get(run_id)
                 if found is None:
                     return None
@@ -223,7 +239,12 @@ class Parking:
                 for (_, other), outcome in zip_longest(waiting, done):
                     if not other.done():
                         other.set_result(None if outcome is None else isinstance(outcome, Appended))
-        return await taken
+        written = await taken
+        if written:
+            await self._turns.end(append.run_id)
+        elif written is False:
+            self._turns.lose(append.run_id)
+        return written
 
 
 def _where(error: Exception) -> str:

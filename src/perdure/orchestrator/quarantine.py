@@ -145,7 +145,9 @@ class Quarantine:
                 harmless.append(slot)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
                 self._runs.mark_parked(slot.run_id)
-                await self._parking.park_as(suspect.state, poisoned(suspect.state, suspect.owners))
+                if await self._parking.park_as(suspect.state, poisoned(suspect.state, suspect.owners)) is False:
+                    # Another append came first: it is a suspect again when that has been read.
+                    await self._enter(EntryRequest((slot.run_id,), suspect.owners))
         await self._load(harmless, tried=0)
 
     def _next_group(self) -> list[RunSlot]:
