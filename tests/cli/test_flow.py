@@ -249,3 +249,64 @@ def test_a_run_is_started_with_changes_and_a_profile(cli: Cli) -> None:
     assert cli("flow", "check", flow, "--profile", "prd").code == 2
     cli.write("perdure.yaml", "flows: {profile: prod}\n")
     assert run() == [{"text": "prod", "n": 1}, "prod"]
+
+
+STUBBED = """
+perdure: 1
+name: stubbed
+variables: {who: me, where: {env: FLOW_NEVER_SET}}
+resources: {db: {host: localhost}}
+steps:
+  - {id: flaky, use: python:stubbed_steps.flaky, with: {}, retry: {attempts: 5, initial: 1d, max: 30d}}
+  - {id: shell, use: shell, with: {argv: [printf, "%s", "${{ vars.who }} ${{ vars.where }} ${{ resources.db.host }}"]}}
+  - {id: nap, use: python:stubbed_steps.nap, with: {}, timeout: 1s}
+  - {id: pay, use: http, with: {url: "https://example.com"}, on_error: {value: none}, after: [nap]}
+  - {id: ask, use: approval, timeout: 3d, on_timeout: {value: nobody came}, after: [pay]}
+  - {id: must, use: signal, timeout: 3d, after: [ask]}
+output: ["${{ steps.flaky }}", "${{ steps.shell.stdout }}", "${{ steps.pay }}", "${{ steps.ask }}"]
+finally: [{id: told, use: value, with: "${{ run.status }}"}]
+tests:
+  - name: it goes well
+    vars: {who: you, where: there, db.host: elsewhere}
+    mock: {pay: {body: 1}, ask: yes I do, must: 1}
+    expect: {output: [4, you there elsewhere, {body: 1}, yes I do]}
+  - name: it goes wrong
+    vars: {where: there}
+    fail: {pay: no connection, ask: "", must: ""}
+    expect: {status: failed, error: no signal 'must' came in time}
+  - name: what stands in for a failure
+    vars: {where: there}
+    fail: {pay: no connection, ask: ""}
+    mock: {must: 1}
+    expect: {output: [4, me there localhost, none, nobody came]}
+  - name: what is not set
+    expect: {error: FLOW_NEVER_SET}
+"""
+STEPS = """
+import asyncio
+from perdure import step_context
+
+
+def flaky():
+    if step_context().attempt < 4:
+        raise ConnectionError("away")
+    return step_context().attempt
+
+
+async def nap():
+    await asyncio.sleep(0)
+"""
+
+
+def test_tests_take_no_time_and_things_go_wrong_in_them(cli: Cli) -> None:
+    cli.write("stubbed.yaml", STUBBED)
+    cli.write("stubbed_steps.py", STEPS)
+    cli.write("perdure.yaml", "flows: {python: [stubbed_steps]}\n")
+    ran = cli("flow", "test", "stubbed.yaml")
+    assert (ran.code, ran.out.count("ok  "), ran.out.count("FAILED")) == (0, 4, 0), ran.out
+    one = cli("flow", "test", "stubbed.yaml", "--case", "it goes wrong", "--json").json["tests"]
+    assert [case["name"] for case in one] == ["it goes wrong"]
+    cli.write("stubbed.yaml", STUBBED.replace("fail: {pay", "fail: {pya").replace("db.host: e", "db.hots: e"))
+    said = cli("flow", "check", "stubbed.yaml").out
+    assert "unknown step 'pya' in fail; did you mean 'pay'?" in said
+    assert "unknown variable 'db.hots' in vars; did you mean 'db.host'?" in said

@@ -45,7 +45,7 @@ def test_the_corpus_is_complete() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-async def test_a_file_becomes_a_flow_and_a_report(file: Path) -> None:
+def test_a_file_becomes_a_flow_and_a_report(file: Path) -> None:
     root, report = translated(file.read_bytes(), file.name)
     text = as_yaml(root)
     assert text == file.with_suffix(".to.yaml").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ async def test_a_file_becomes_a_flow_and_a_report(file: Path) -> None:
     direct = load_flow(file, components=todo, python=())
     assert load_flow(file.with_suffix(".to.yaml"), components=todo, python=()).version == direct.version
     if not todo:
-        for outcome in await run_tests(str(file), Flows()):
+        for outcome in run_tests(str(file), Flows()):
             assert not outcome.flaws
 
 

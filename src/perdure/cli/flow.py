@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,6 +157,7 @@ def run_cases(
     files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
     /,
     *,
+    case: Annotated[str | None, Parameter(help="Run only the tests of this name.")] = None,
     profile: Profile = None,
     json: AsJson = False,
 ) -> int:
@@ -171,7 +171,7 @@ def run_cases(
     if profile is not None:
         allowed = replace(allowed, profile=profile)
     search_here()
-    outcomes = [outcome for file in files for outcome in asyncio.run(run_tests(file, allowed))]
+    outcomes = [outcome for file in files for outcome in run_tests(file, allowed, case)]
     failed = sum(1 for outcome in outcomes if outcome.flaws)
     if json:
         write_json({"tests": outcomes, "failed": failed})
@@ -180,7 +180,7 @@ def run_cases(
             print(clean(f"{'FAILED' if outcome.flaws else 'ok'}  {outcome.where} {outcome.name}"))
             for flaw in outcome.flaws:
                 print(clean(f"  {flaw}"))
-        note(f"{len(outcomes)} tests, {failed or 'none'} failed")
+        note(f"{len(outcomes)} test{'s' * (len(outcomes) != 1)}, {failed or 'none'} failed")
     return Exit.FAILED if failed else Exit.OK
 
 

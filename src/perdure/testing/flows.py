@@ -1,4 +1,4 @@
-"""Run the tests that are in the file of a flow."""
+"""Run the tests that are in the file of a flow, in virtual time: sleeps, retries and timeouts of days take none."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import Any
 
 import msgspec
 
-from perdure.assembly import Engine
 from perdure.authoring.flow.definition import CaseDef
 from perdure.authoring.flow.flow import load
 from perdure.client.views import RunResult, StepView
-from perdure.config import Flows
+from perdure.config import Flows, Recovery
 from perdure.errors import NotDecodable
 from perdure.kernel.events import RunStatus, StepStatus
 from perdure.stored import access
+from perdure.testing.simulation import Simulation
 
+# There is one engine, and all that happens is its own doing: it need not look often.
+RARELY = 100 * 86400.0
+ALONE = Recovery(lease=RARELY, check_interval=RARELY)
 # What a test calls the status of a run.
 _STATUSES = {RunStatus.COMPLETED: "succeeded", RunStatus.BAILED: "succeeded"}
 
@@ -27,17 +30,22 @@ class CaseOutcome(msgspec.Struct, frozen=True):
     flaws: tuple[str, ...]
 
 
-async def run_tests(path: str, allowed: Flows) -> list[CaseOutcome]:
-    """The outcomes of all tests of a flow, each in an engine of its own. Raises FlowInvalid."""
-    return [await _run(path, allowed, test) for test in load(path, access(allowed)).tests]
+def run_tests(path: str, allowed: Flows, case: str | None = None) -> list[CaseOutcome]:
+    """The outcomes of the tests of a flow, or of those of one name. Raises FlowInvalid."""
+    tests = load(path, access(allowed)).tests
+    return [_run(path, allowed, test) for test in tests if case is None or test.name == case]
 
 
-async def _run(path: str, allowed: Flows, test: CaseDef) -> CaseOutcome:
-    flow = load(path, access(allowed), test.mock)
-    try:
-        async with Engine("memory://", [flow]) as engine:
+def _run(path: str, allowed: Flows, test: CaseDef) -> CaseOutcome:
+    flow, sim = load(path, access(allowed), test.stubs), Simulation()
+
+    async def scenario() -> list[str]:
+        async with sim.engine([flow], recovery=ALONE) as engine:
             result = await engine.run(flow(**test.input), id="test")
-            flaws = _flaws(test.expect, result, await engine.steps("test"))
+            return _flaws(test.expect, result, await engine.steps("test"))
+
+    try:
+        flaws = sim.play(scenario(), poll=RARELY)
     except (TypeError, NotDecodable) as error:
         flaws = [f"the input does not fit: {error}"]
     return CaseOutcome(test.name, test.where, tuple(flaws))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import wraps
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +30,7 @@ from perdure.authoring.flow.definition import (
     OtherDef,
     RepeatDef,
     StepDef,
+    Stubs,
     VariableDef,
 )
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
@@ -36,7 +41,7 @@ from perdure.authoring.flow.schemas import validator, whole_schema
 from perdure.authoring.flow.tree import Item, Mark, Problems
 from perdure.authoring.flow.values import Given, Missing, Template, template
 from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, remove
-from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, UsageError
+from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, SignalTimeout, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
@@ -203,7 +208,7 @@ def _roots(root: str, more: Iterable[str]) -> str:
 class Compiler:
     """Compiles one definition.
 
-    `mocks`: for a test, the results of steps that are not executed; there, a sleep takes no time.
+    `stubs`: for a test, what stands in for steps and variables.
     """
 
     def __init__(
@@ -211,10 +216,10 @@ class Compiler:
         flow: FlowDef,
         components: Components,
         problems: Problems,
-        mocks: Mapping[str, Any] | None = None,
+        stubs: Stubs | None = None,
         job: JobDef | None = None,
     ) -> None:
-        self._flow, self._components, self._problems, self._mocks = flow, components, problems, mocks
+        self._flow, self._components, self._problems, self.stubs = flow, components, problems, stubs
         self._job = job
         self._ids = flow.ids if job is None else job.ids
         # By step or job: what it comes after, in any way.
@@ -238,7 +243,7 @@ class Compiler:
             self._with_program(draft, job, *jobs[job.id], used) for draft, job in zip(found, flow.jobs, strict=True)
         ]
         if VARIABLES in used:
-            drafts.append(_variables(all_variables(flow)))
+            drafts.append(_variables(all_variables(flow), {} if self.stubs is None else self.stubs.vars))
         if STARTED in used:
             drafts.insert(0, _clock())
         if WORKSPACE in used:
@@ -306,10 +311,10 @@ class Compiler:
 
     def _of_job(self, job: JobDef) -> tuple[Compiler, list[Draft]]:
         """The steps of a job, and what compiles them."""
-        mocks = self._mocks
-        if mocks is not None and job.id != FINALLY:
-            mocks = {id.removeprefix(f"{job.id}."): mock for id, mock in mocks.items() if id.startswith(f"{job.id}.")}
-        part = Compiler(self._flow, self._components, self._problems, mocks, job)
+        stubs = self.stubs
+        if stubs is not None and job.id != FINALLY:
+            stubs = Stubs(_inside(stubs.mock, job.id), _inside(stubs.fail, job.id), stubs.vars)
+        part = Compiler(self._flow, self._components, self._problems, stubs, job)
         drafts = part._drafts(job.steps)
         part._check_cycles()
         return part, drafts
@@ -335,8 +340,7 @@ class Compiler:
         made = tuple(Wanted(id, (id,)) for id in results)
         built = part._built(drafts, Options(made=made, in_order=job.in_order, loops=_loops(drafts)))
         node = self._with_job(draft.node, job, built)
-        if self._mocks is not None and job.id in self._mocks:
-            node = _mocked(node, self._mocks[job.id])
+        node = self._stubbed(node, job.id) or node
         makes = (Made(job.id), *(Made(f"{job.id}.{id}", (id,)) for id in taken))
         return msgspec.structs.replace(draft, node=node, wants=_taken(built), makes=makes)
 
@@ -435,16 +439,16 @@ class Compiler:
         node = self._node(step, component, where, secrets)
         if node is None:
             return None
-        mocked = self._mocks is not None and (step.id in self._mocks or component.kind == "sleep")
-        if mocked and self._mocks is not None:
-            node = _mocked(node, self._mocks.get(step.id))
+        stubbed = self._stubbed(node, step.id)
+        if stubbed is not None:
+            node = stubbed
         elif step.map is not None:
             node = msgspec.structs.replace(
                 node, mapped=Mapped(columns, step.map.limit, step.map.on_error, step.map.tolerate, NO_CHUNKS)
             )
         if step.on_error == "skip" or isinstance(step.on_error, OtherDef):
             node = msgspec.structs.replace(node, on_error="skip" if step.on_error == "skip" else "instead")
-        if step.repeat is not None and not mocked:
+        if step.repeat is not None and stubbed is None:
             node = msgspec.structs.replace(node, max_rounds=step.repeat.most or self._flow.max_rounds)
         if step.skips_job:
             node = msgspec.structs.replace(node, skips_rest=True)
@@ -457,6 +461,13 @@ class Compiler:
             otherwise=otherwise,
             lock=lock,
         )
+
+    def _stubbed(self, node: Node, id: str) -> Node | None:
+        """In a test, what stands in for a node; None if it is what it is."""
+        stubs = self.stubs
+        if stubs is not None and id in stubs.fail:
+            return _failing(node, stubs.fail[id])
+        return None if stubs is None or id not in stubs.mock else _mocked(node, stubs.mock[id])
 
     def _instead(self, step: StepDef) -> Draft | None:
         """What runs if a step fails, and makes its value."""
@@ -526,6 +537,8 @@ class Compiler:
             add(step.queue.mark, "F002", f"queue is for functions, which its workers have; {step.use.value} is none")
         if spec is not None:
             spec = self._with_options(spec, step)
+            if self.stubs is not None:
+                spec = _aside(spec)
             if secrets:
                 spec = dataclasses.replace(spec, secrets=tuple(secrets.items()))
             return Node(step.id, "step", outputs=(step.id,), where=where, returns=spec.returns, spec=spec)
@@ -740,14 +753,14 @@ class Compiler:
         self._problems.add(mark, "F016", f"these {what} wait for each other: {' → '.join(way)}")
 
 
-def _variables(variables: Mapping[str, VariableDef]) -> Draft:
-    """The step that reads variables of the environment: once, and what it found is recorded."""
+def _variables(variables: Mapping[str, VariableDef], given: Mapping[str, Any]) -> Draft:
+    """The step that reads variables of the environment, but for those that are given: once, and it is recorded."""
     named = {name: one for name, one in variables.items() if one.env}
 
     def vars() -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, one in named.items():
-            value = os.environ.get(one.env, one.default)
+            value = given[name] if name in given else os.environ.get(one.env, one.default)
             if value is None and not one.has_default:
                 raise UsageError(f"the variable {name} has no value: set the environment variable {one.env}")
             found[name] = value
@@ -843,6 +856,39 @@ def _mocked(node: Node, result: Any) -> Node:
         return result
 
     return Node(node.name, "step", outputs=node.outputs, where=node.where, spec=_spec(mock, node.name))
+
+
+def _failing(node: Node, message: str) -> Node:
+    """A node that fails; for a wait, nothing comes in time."""
+    question = node.question
+
+    def fail(**given: Any) -> Any:
+        if question is None:
+            raise RuntimeError(message)
+        if question.has_default:
+            return question.on_timeout
+        raise SignalTimeout(question.kind, question.name)
+
+    return Node(node.name, "step", outputs=node.outputs, where=node.where, spec=_spec(fail, node.name))
+
+
+def _aside(spec: StepSpec) -> StepSpec:
+    """In a test, time is not real: what waits for the world does so in an event loop of its own."""
+    if not spec.asynchronous or spec.generator:
+        return spec
+    function = spec.fn
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(copy_context().run, asyncio.run, function(*args, **given)).result()
+
+    return dataclasses.replace(spec, fn=call, asynchronous=False)
+
+
+def _inside(stubs: Mapping[str, Any], job: str) -> dict[str, Any]:
+    """What stands in for steps of a job, by their ids in it."""
+    return {id.removeprefix(f"{job}."): one for id, one in stubs.items() if id.startswith(f"{job}.")}
 
 
 def _nothing() -> None:

@@ -263,8 +263,8 @@ OWN: Mapping[str, Component] = {
     "sleep": Component("sleep", (Parameter("for"),), about="Wait: `for` is seconds, or a text such as 90m."),
     "signal": Component(
         "signal",
-        (Parameter("name", type=str), Parameter("schema", False, dict[str, Any])),
-        about="Wait for a signal of this name; its payload is the result.",
+        (Parameter("name", False, str), Parameter("schema", False, dict[str, Any])),
+        about="Wait for a signal of this name, or of the step's; its payload is the result.",
     ),
     "approval": Component(
         "approval",

@@ -135,13 +135,21 @@ class ScheduleDef(msgspec.Struct, frozen=True):
     queue: str
 
 
+class Stubs(msgspec.Struct, frozen=True):
+    """What stands in for the world in a test: results of steps that are not executed, errors of steps, variables."""
+
+    mock: dict[str, Any] = {}
+    fail: dict[str, str] = {}
+    vars: dict[str, Any] = {}
+
+
 class CaseDef(msgspec.Struct, frozen=True):
-    """A case: the inputs, the results of steps that are not executed, and what is expected of the run."""
+    """A case: the inputs, what stands in for steps and variables, and what is expected of the run."""
 
     name: str
     where: str
     input: dict[str, Any]
-    mock: dict[str, Any]
+    stubs: Stubs
     expect: dict[str, Any]
 
 
@@ -250,7 +258,7 @@ SCHEDULE_KEYS = {
     "queue": "The queue in which its runs wait for their turn.",
     "description": "What the schedule is for.",
 }
-TEST_KEYS = ("name", "input", "mock", "expect")
+TEST_KEYS = ("name", "input", "mock", "fail", "vars", "expect")
 EXPECT_KEYS = ("status", "output", "skipped", "error")
 STATUSES = ("succeeded", "failed", "waiting")
 # What makes no difference to a run.

@@ -96,6 +96,8 @@ def schema() -> dict[str, Any]:
         "name": text,
         "input": {"type": "object"},
         "mock": {"type": "object"},
+        "fail": {"type": "object", "additionalProperties": text},
+        "vars": {"type": "object"},
         "expect": _object(expect),
     }
     schedule: dict[str, Any] = {

@@ -21,7 +21,7 @@ from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import Value, input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler, all_variables
 from perdure.authoring.flow.components import Components, NoComponent, ShownComponents
-from perdure.authoring.flow.definition import FlowDef, InputDef
+from perdure.authoring.flow.definition import FlowDef, InputDef, Stubs
 from perdure.authoring.flow.format import read_flow
 from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
@@ -133,7 +133,10 @@ class Flow(DataflowProgram):
         self.defaults = {name: one.default for name, one in self._inputs.items() if not one.required}
         self.__name__ = self.__qualname__ = self.name
         variables = all_variables(definition)
-        fixed = {name: one.default for name, one in variables.items() if not one.env and not one.secret}
+        given = {} if compiler.stubs is None else compiler.stubs.vars
+        fixed = {
+            name: given.get(name, one.default) for name, one in variables.items() if not one.env and not one.secret
+        }
         self._constants = Raw(msgspec.json.encode(fixed))
         self._defaults = {
             name: Raw(msgspec.json.encode(one.default)) for name, one in self._inputs.items() if one.has_default
@@ -284,13 +287,13 @@ def _placeless(data: Any) -> Any:
     return found
 
 
-def load(path: str, access: Access, mocks: Mapping[str, Any] | None = None) -> Flow:
+def load(path: str, access: Access, stubs: Stubs | None = None) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read.
 
-    `mocks`: for a test, the results of steps that are not executed. Such a flow has no definition to be stored.
+    `stubs`: for a test, what stands in for steps and variables. Such a flow has no definition to be stored.
     """
     root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    return _Files(access, root).load(path, os.path.realpath(path), mocks)
+    return _Files(access, root).load(path, os.path.realpath(path), stubs)
 
 
 class _Stored(msgspec.Struct):
@@ -338,7 +341,7 @@ def _flow(
     access: Access,
     load: Callable[[str], Flow],
     problems: Problems,
-    mocks: Mapping[str, Any] | None = None,
+    stubs: Stubs | None = None,
     stored: bytes | None = None,
 ) -> Flow:
     variables = all_variables(definition).values()
@@ -351,9 +354,9 @@ def _flow(
     made = partial(define, access=inner) if access.level < MOST_LEVELS else None
     kind = ShownComponents if access.shown else Components
     components = kind(access.allowed, access.components, access.folder, load, made)
-    compiler = Compiler(definition, components, problems, mocks)
+    compiler = Compiler(definition, components, problems, stubs)
     found = Flow(definition, compiler, access, problems, components.programs, stored)
-    if mocks is not None:
+    if stubs is not None:
         found.definition = b""
     return found
 
@@ -365,7 +368,7 @@ class _Files:
         self._access, self._root = access, root
         self._loaded: dict[str, Flow | None] = {}
 
-    def load(self, shown: str, file: str, mocks: Mapping[str, Any] | None = None) -> Flow:
+    def load(self, shown: str, file: str, stubs: Stubs | None = None) -> Flow:
         """The flow in a file, which errors show under the name that it was given by."""
         problems = Problems(os.path.normpath(shown))
         if file in self._loaded:
@@ -383,7 +386,7 @@ class _Files:
             definition = read_flow(with_profile(root, self._access.allowed.profile, problems), problems)
             folder = os.path.dirname(shown)
             access = msgspec.structs.replace(self._access, folder=folder)
-            found = _flow(definition, access, partial(self._beside, folder), problems, mocks)
+            found = _flow(definition, access, partial(self._beside, folder), problems, stubs)
         except BaseException:
             del self._loaded[file]
             raise

@@ -41,6 +41,7 @@ from perdure.authoring.flow.definition import (
     RepeatDef,
     ScheduleDef,
     StepDef,
+    Stubs,
     VariableDef,
     WorkspaceDef,
 )
@@ -72,6 +73,7 @@ class _Reader:
         # The ids of the list that is being read, and those that tests may name.
         self._ids: dict[str, Mark] = {}
         self._known: set[str] = set()
+        self._variables: set[str] = set()
         self._in_job = False
 
     def flow(self, root: Item) -> FlowDef | None:
@@ -105,13 +107,15 @@ class _Reader:
         ids, self._ids = self._ids, {}
         final = self._final(root, ids, jobs)
         self._known = {*ids, *(f"{job.id}.{id}" for job in found for id in job.ids), *self._ids}
+        variables, resources = self._named(root, "variables", self._variable), self._resources(root)
+        self._variables = {*variables, *(f"{name}.{key}" for name, values in resources.items() for key in values)}
         canonical = _canonical(root.plain())
         return FlowDef(
             name,
             root.mark,
             inputs,
-            self._named(root, "variables", self._variable),
-            self._resources(root),
+            variables,
+            resources,
             schemas,
             steps,
             found,
@@ -494,14 +498,19 @@ class _Reader:
         if not self._is_object(item, "a test") or not self._keys(item, TEST_KEYS, "a test", ("name", "expect")):
             return None
         name = self._get(item, "name", self._text)
-        given = {key: item.value.get(key, Item({}, item.mark)) for key in ("input", "mock", "expect")}
+        given = {key: item.value.get(key, Item({}, item.mark)) for key in ("input", "mock", "fail", "vars", "expect")}
         wrong = [key for key, one in given.items() if not self._is_object(one, f"{key} of a test")]
         if wrong:
             return None
-        for id in given["mock"].value:
-            if id not in self._known:
+        for key in ("mock", "fail"):
+            for id in given[key].value.keys() - self._known:
                 hint = did_you_mean(id, self._known)
-                self._problems.add(given["mock"].keys[id], "F012", f"unknown step {id!r} in mock; {hint}")
+                self._problems.add(given[key].keys[id], "F012", f"unknown step {id!r} in {key}; {hint}")
+        for message in given["fail"].value.values():
+            self._text(message)
+        for name in given["vars"].value.keys() - self._variables:
+            hint = did_you_mean(name, self._variables)
+            self._problems.add(given["vars"].keys[name], "F013", f"unknown variable {name!r} in vars; {hint}")
         expect = given["expect"]
         self._keys(expect, EXPECT_KEYS, "expect")
         self._get(expect, "status", lambda one: self._one_of(one, STATUSES))
@@ -511,7 +520,8 @@ class _Reader:
                 self._problems.add(mark, "F012", f"unknown step {id!r} in skipped; {did_you_mean(id, self._known)}")
         where = f"{self._problems.file}:{item.mark.line}:{item.mark.column}"
         plain = {key: one.plain() for key, one in given.items()}
-        return None if name is None else CaseDef(name, where, **plain)
+        stubs = Stubs(plain["mock"], plain["fail"], plain["vars"])
+        return None if name is None else CaseDef(name, where, plain["input"], stubs, plain["expect"])
 
     # --- kinds of values --------------------------------------------------------------------------------------------
 

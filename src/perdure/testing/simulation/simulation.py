@@ -85,12 +85,13 @@ class Simulation:
 
     # --- scenarios ------------------------------------------------------------------------------------------------
 
-    def play(self, scenario: Coroutine[Any, Any, T], *, limit: float = 1e9) -> T:
+    def play(self, scenario: Coroutine[Any, Any, T], *, limit: float = 1e9, poll: float = CALM_POLL) -> T:
         """Run a coroutine in virtual time and return its result.
 
         What is still open when it ends is lost, as in a crash; another `play` continues with the same store and time.
+        `poll`: how often engines poll the store, in virtual seconds. A change in the store makes them poll at once.
         """
-        with self._world_in_force(CALM_POLL):
+        with self._world_in_force(poll):
             machine = self.world.machine("scenario")
             self._playing, self._feeds = machine, []
             self.world.on_tick = self._notify
