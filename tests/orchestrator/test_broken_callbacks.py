@@ -322,6 +322,7 @@ async def test_an_error_after_an_attempt_does_not_keep_its_outcome_from_the_run(
 
 
 @pytest.mark.parametrize("kind", [TypeError, StopIteration])
+@pytest.mark.usefixtures("fault")
 async def test_a_run_whose_events_the_store_cannot_encode_is_parked_with_the_reason(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
