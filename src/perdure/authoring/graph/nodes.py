@@ -133,11 +133,15 @@ class Node(Step[P, R]):
         items may fail then, or which share of them, as a float. `until`: a pure function of a result that is true where
         no further item is needed.
         """
-        made = copy.copy(self)
-        made.mapped = mapped(params, limit, on_error, tolerate, chunk, until)
         if self.mapped is not None:
             raise WrongValue(f"{self.wiring.name} is mapped already; name all parameters in one map_over()")
+        made = self._of_item()
+        made.mapped = mapped(params, limit, on_error, tolerate, chunk, until)
         return cast("Node[..., list[R]]", made)
+
+    def _of_item(self) -> Node[..., R]:
+        """The node that an item runs."""
+        return copy.copy(self)
 
     def options(self, **policy: Any) -> Self:
         """The same node with another policy."""
@@ -304,27 +308,14 @@ class InterruptNode(Node[..., T]):
         made.function, made.question = fn, question
         return made
 
-    def map_over(
-        self,
-        *params: str,
-        limit: int | None = None,
-        on_error: OnError = "fail",
-        tolerate: float | None = None,
-        chunk: int = 500,
-        until: Callable[[Any], bool] | None = None,
-    ) -> Node[..., list[T]]:
-        """The question once for each item of these parameters; its value is the list of answers: see `Node.map_over`.
-
-        Each item asks for itself, as a graph of the one question does: at `approval:0[17]/approval:0`.
-        """
+    def _of_item(self) -> Node[..., T]:
+        """A graph of the one question: each item asks for itself, at `approval:0[17]/approval:0`."""
         from perdure.authoring.graph.graph import Graph  # which is made of nodes
 
         alone = copy.copy(self)
         alone.wiring = Wiring(self.wiring.name)
-        asked = ProgramNode[..., Any](
-            Graph([alone], name=self.wiring.name, output=alone), self.wiring, None, self.where, {}
-        )
-        return asked.map_over(*params, limit=limit, on_error=on_error, tolerate=tolerate, chunk=chunk, until=until)
+        asked = Graph([alone], name=self.wiring.name, output=alone)
+        return ProgramNode(asked, self.wiring, None, self.where, {})
 
     def draft(self) -> Draft:
         """The node, to be wired."""
