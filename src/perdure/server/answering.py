@@ -39,7 +39,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 async def make_link(call: Call[shapes.RunQuery, shapes.LinkBody]) -> Reply:
-    """Make a link with which one person can answer an open question, once, without an account."""
+    """Create a link with which one person can answer an open approval, once, without an account."""
     run, body, op = await told(call), call.body, call.path["path"]
     asked = await _asked(call.service, run.row.run_id, op)
     if asked is None:

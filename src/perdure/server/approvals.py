@@ -16,7 +16,7 @@ from perdure.server.telling import answered, note, told, told_key
 
 
 async def list_approvals(call: Call[shapes.ApprovalsQuery, None]) -> shapes.Approvals:
-    """Open questions of all runs, the oldest first."""
+    """The open approvals of all runs, the oldest first."""
     query, who = call.query, call.access
     after = key_of(query.cursor, query)
     views = await call.service.client.approvals(name=query.name, program=query.program)
@@ -53,7 +53,7 @@ def _item(who: Access, redaction: Redaction, view: ApprovalView) -> shapes.Appro
 
 
 async def approve(call: Call[shapes.RunQuery, shapes.AnswerBody]) -> Reply:
-    """Answer an open question, as who is logged in."""
+    """Answer an open approval, as the person who is signed in."""
     row = (await told(call)).row
     body, key = call.body, told_key(call, call.body.approval_id)
     verdict = await call.service.client.approve(row.run_id, call.path["path"], body.payload, key, call.access.name)
@@ -62,7 +62,7 @@ async def approve(call: Call[shapes.RunQuery, shapes.AnswerBody]) -> Reply:
 
 
 async def reject(call: Call[shapes.RunQuery, shapes.RejectBody]) -> Reply:
-    """Say no to an open question, as who is logged in."""
+    """Reject an open approval, as the person who is signed in."""
     row = (await told(call)).row
     body, key = call.body, told_key(call, call.body.approval_id)
     verdict = await call.service.client.reject(row.run_id, call.path["path"], body.reason, key, call.access.name)

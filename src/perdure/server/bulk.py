@@ -22,7 +22,7 @@ NAMED = 1000
 
 
 async def start_bulk(call: Call[None, shapes.BulkBody]) -> Reply:
-    """Do one thing to many runs. The answer to the latter's progress is `bulk/{id}`."""
+    """Apply one action to many runs. `bulk/{id}` shows the progress."""
     request, client = _request(call), call.service.client
     if call.body.dry_run:
         return Reply(await _dry_run(call, request), 200)
@@ -89,12 +89,12 @@ async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> s
 
 
 async def get_bulk(call: Call[None, None]) -> shapes.BulkItem:
-    """What has become of many runs so far."""
+    """The progress of a bulk action."""
     return _item(call, await _view(call))
 
 
 async def abort_bulk(call: Call[None, shapes.EmptyBody]) -> Reply:
-    """Do it to no further run. What has been done stays done."""
+    """Stop a bulk action. What is done stays done."""
     view = await _view(call)
     verdict = await call.service.client.cancel(view.id, "aborted", by=call.access.name)
     note(call, "aborted", view.run_id)

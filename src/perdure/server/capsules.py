@@ -24,14 +24,14 @@ async def export_run(call: Call[shapes.ExportQuery, None]) -> Response:
 
 
 async def view_capsule(call: Call[None, Any]) -> shapes.Viewed:
-    """Look at a capsule without importing it: the answer says under which address its run can be read."""
+    """Read a capsule without importing it: the reply has the address under which its run can be read."""
     address = await call.service.viewed.add(call.body)
     run = await call.service.run(call.access, address)
     return shapes.Viewed(run.address)
 
 
 async def import_capsule(call: Call[None, Any]) -> Reply:
-    """Import a run from a capsule, to be read and replayed; nothing executes it."""
+    """Import a run from a capsule, for reading and replaying; no engine executes it."""
     client = call.service.client
     if call.access.programs is not None:
         raise Problem(403, "forbidden", f"{call.access.name} may not import runs: they may be of any program")

@@ -115,7 +115,7 @@ async def show_graph(call: Call[shapes.GraphQuery, None]) -> Raw:
 
 
 async def diff_runs(call: Call[None, None]) -> shapes.Diff:
-    """Where two runs first differ, and what each op came to in both."""
+    """Where two runs first differ, and the outcome of each op in both."""
     a, b = await call.run(), await call.service.run(call.access, call.path["other"])
     for run in (a, b):
         if run.child:
@@ -167,7 +167,7 @@ async def _sources(
 
 
 async def check_upgrade(call: Call[None, shapes.UpgradeBody]) -> StreamingResponse:
-    """Hold every open run against the code that this process has: a line of JSON for each, as it is found out."""
+    """Replay every open run against the code of this process: a line of JSON for each, as it is checked."""
     programs = call.service.programs.here
     if programs is None:
         raise Problem(409, "no_code", "this server has no programs to hold the open runs against")

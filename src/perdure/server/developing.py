@@ -32,12 +32,12 @@ def _development(call: Call[Any, Any]) -> Development:
 
 
 async def dev_state(call: Call[None, None]) -> shapes.DevState:
-    """Which code `perdure dev` executes, and which open runs an edit would park."""
+    """The code that `perdure dev` executes, and the open runs that an edit would park."""
     return _development(call).state
 
 
 async def take_edit(call: Call[None, shapes.EmptyBody]) -> shapes.DevState:
-    """Take an edit that is held back: runs that do not fit it are parked."""
+    """Apply an edit that is held back: runs that do not fit it are parked."""
     found = _development(call)
     if found.state.status != "held":
         raise Problem(409, "nothing_held", "no edit is held back now")

@@ -28,7 +28,7 @@ REPLAYED = 20_000
 
 
 async def list_ops(call: Call[shapes.OpsQuery, None]) -> shapes.Ops:
-    """The ops of a run in columns, in the order they began."""
+    """The ops of a run in columns, in the order in which they started."""
     run = await call.run()
     table = await run.table()
     return table.page(call.query.child, call.query.after, call.query.since, call.query.limit)
@@ -138,7 +138,7 @@ def _until(batches: Sequence[Batch], path: str) -> list[Batch]:
 
 
 async def list_items(call: Call[shapes.ItemsQuery, None]) -> shapes.Items:
-    """The items of a map, or the rows of a batch, that have begun."""
+    """The items of a map, or the rows of a batch, that have started."""
     query, run = call.query, await call.run()
     found = await run.client.items(
         run.row.run_id, query.op, status=query.status, start=query.start, limit=query.limit + 1

@@ -202,7 +202,7 @@ async def get_run_by_id(call: Call[shapes.ByIdQuery, None]) -> Reply:
 
 
 async def get_run(call: Call[shapes.OneRunQuery, None]) -> Reply:
-    """A run as it stands."""
+    """A run as it is now."""
     run = await call.run()
     if call.request.headers.get("if-none-match") == run.etag:
         return Reply(None, 304, etag=run.etag)

@@ -29,7 +29,7 @@ async def get_schedule(call: Call[None, None]) -> shapes.ScheduleItem:
 
 
 async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
-    """Make a schedule, or change it to this."""
+    """Create or update a schedule."""
     body, client, id = call.body, call.service.client, call.path["id"]
     if not call.access.sees(body.program):
         raise Problem(403, "forbidden", f"{call.access.name} may not schedule runs of {body.program!r}")
@@ -51,7 +51,7 @@ _OPTIONS = (
 
 
 async def delete_schedule(call: Call[None, None]) -> shapes.Done:
-    """End a schedule. Runs that it has started go on."""
+    """Delete a schedule. Runs that it has started continue."""
     handle, _ = await _found(call)
     await handle.delete()
     note(call, "deleted the schedule", handle.id)
@@ -59,7 +59,7 @@ async def delete_schedule(call: Call[None, None]) -> shapes.Done:
 
 
 async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
-    """Fire no tick until it is resumed."""
+    """Pause a schedule: it fires nothing until it is resumed."""
     handle, _ = await _found(call)
     await handle.pause(call.body.reason)
     note(call, "paused the schedule", handle.id)
@@ -67,7 +67,7 @@ async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
 
 
 async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
-    """Fire again, from the next tick on."""
+    """Resume a schedule, from the next tick on."""
     handle, _ = await _found(call)
     await handle.resume()
     note(call, "resumed the schedule", handle.id)
@@ -75,7 +75,7 @@ async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
 
 
 async def trigger_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Triggered:
-    """Start a run now, if the overlap policy allows."""
+    """Start a run of a schedule now, if the overlap policy allows it."""
     handle, _ = await _found(call)
     run = await handle.trigger(digest(call.key) if call.key else None)
     note(call, "triggered the schedule", handle.id)
@@ -83,7 +83,7 @@ async def trigger_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Trigger
 
 
 async def backfill_schedule(call: Call[None, shapes.BackfillBody]) -> shapes.Backfilled:
-    """Fire the ticks of a time that has passed."""
+    """Fire the ticks of a past range."""
     body = call.body
     for name in ("start", "end"):
         _ = seconds_of(getattr(body, name), name)

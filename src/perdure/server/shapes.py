@@ -36,7 +36,7 @@ class Body(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Me(Struct, frozen=True):
-    """Who asks, what they may do, and what there is."""
+    """Who is asking, what they may do, and what this server has."""
 
     name: str
     may: list[str]

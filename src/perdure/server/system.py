@@ -26,7 +26,7 @@ OF_QUEUE = 1000
 
 
 async def me(call: Call[None, None]) -> shapes.Me:
-    """Who asks, what they may do, and what there is."""
+    """Who is asking, what they may do, and what this server has."""
     service, access = call.service, call.access
     return shapes.Me(
         name=access.name,
@@ -54,7 +54,7 @@ async def _features(service: Service) -> list[str]:
 
 
 async def health_live(call: Call[None, None]) -> shapes.Health:
-    """Whether the server answers at all. Asks no store."""
+    """Whether the server is alive. Does not ask the store."""
     return shapes.Health("ok")
 
 
@@ -77,7 +77,7 @@ async def describe(call: Call[None, None]) -> dict[str, Any]:
 
 
 async def list_queues(call: Call[None, None]) -> shapes.Queues:
-    """Queues with runs that wait or are under way, and those whose limits are known here."""
+    """Queues with runs that wait or are in progress, and those whose limits are known here."""
     return shapes.Queues([_queue(one) for one in await call.service.client.queues()])
 
 
@@ -148,7 +148,7 @@ async def list_locks(call: Call[None, None]) -> shapes.Locks:
 
 
 async def release_lock(call: Call[None, None]) -> shapes.Locks:
-    """Take a lock away from its holder, and say what it held; nothing when it was free."""
+    """Release a lock of any holder, and return what it was; nothing when it was free."""
     held = await call.service.client.locks.force_release(call.path["key"])
     if held is None:
         return shapes.Locks([])
@@ -157,7 +157,7 @@ async def release_lock(call: Call[None, None]) -> shapes.Locks:
 
 
 async def check_store(call: Call[None, None]) -> shapes.Doctor:
-    """Check the store and everything around it; takes a while where the store is large."""
+    """Check the store and its environment; this takes a while if the store is large."""
     client, here = call.service.client, call.service.programs.here
     text = call.service.redaction(call.access).text
     checks = [*software(), *place(client.store), *await examine(client, None if here is None else [*here])]
@@ -171,7 +171,7 @@ async def check_store(call: Call[None, None]) -> shapes.Doctor:
 
 
 async def list_programs(call: Call[None, None]) -> shapes.Programs:
-    """The programs that this server or a living orchestrator has, and those of open runs that none has."""
+    """The programs that this server or a live orchestrator has, and those of open runs that none has."""
     found = await call.service.programs.all()
     return shapes.Programs([one for one in found if call.access.sees(one.name)])
 

@@ -86,7 +86,7 @@ def invocation_of(program: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
-    """Start a run. Under an id that exists, what `reuse` says is done."""
+    """Start a run. If the id exists, `reuse` decides."""
     body, client = call.body, call.service.client
     if not call.access.sees(body.program):
         raise Problem(403, "forbidden", f"{call.access.name} may not start runs of {body.program!r}")
@@ -115,31 +115,31 @@ def digest(key: str) -> str:
 
 
 async def signal_run(call: Call[shapes.RunQuery, shapes.SignalBody]) -> Reply:
-    """Send a run a signal."""
+    """Send a signal to a run."""
     body, name, client = call.body, call.path["name"], call.service.client
     key = told_key(call, body.signal_id)
     return await _told(call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key))
 
 
 async def cancel_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
-    """Ask a run to end; it may clean up first."""
+    """Cancel a run; it may clean up first."""
     return await _told(
         call, "cancelled", lambda id: call.service.client.cancel(id, call.body.reason, by=call.access.name)
     )
 
 
 async def pause_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
-    """Begin no new step of a run."""
+    """Pause a run: no new step starts."""
     return await _told(call, "paused", lambda id: call.service.client.pause(id, call.body.reason, by=call.access.name))
 
 
 async def resume_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
-    """Let a paused run go on."""
+    """Continue a paused run."""
     return await _told(call, "resumed", lambda id: call.service.client.resume(id, by=call.access.name))
 
 
 async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
-    """Let a parked run go on, or end it."""
+    """Continue a parked run, or end it."""
     body, client = call.body, call.service.client
     row = (await told(call)).row
     verdict = await client.resolve(
@@ -152,13 +152,13 @@ async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
 
 
 async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
-    """Let a run that failed or was cancelled go on from there."""
+    """Continue a failed or cancelled run, and keep what succeeded."""
     row = (await told(call)).row
     return await _begun(call, "retried", row, call.service.client.retry(row.run_id))
 
 
 async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
-    """Start a run that has the past of another up to a point."""
+    """Start a run with the past of another up to a point."""
     body, client = call.body, call.service.client
     row = (await told(call)).row
     id = await _new_id(call, body.new_id, "fork")
@@ -169,7 +169,7 @@ async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
 
 
 async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
-    """Start a run that goes on right before a step of another."""
+    """Start a run that continues right before a step of another."""
     body, client = call.body, call.service.client
     row = (await told(call)).row
     id = await _new_id(call, body.new_id, "fork")

@@ -68,7 +68,7 @@ def cookie_of(request: Request) -> str:
 
 
 async def sign_in(call: Call[None, shapes.SessionBody]) -> Reply:
-    """Swap a token for a cookie, which lasts for 12 hours and not longer than the token."""
+    """Exchange a token for a cookie, which lasts for 12 hours and no longer than the token."""
     credentials = await _credentials(call)
     token = await credentials.check("token", call.body.token)
     if token is None:
