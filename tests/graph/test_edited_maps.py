@@ -155,7 +155,7 @@ async def test_the_results_of_a_map_are_replaced_as_a_whole(chunk: int) -> None:
             await engine.update_state("r", {"page": ["x"]})
         fork = await engine.fork("r", values={"page": [1, 2, 3]})
         assert await fork.result() == "1, 2, 3"
-        with pytest.raises(UsageError, match="a map gives the list of the results"):
+        with pytest.raises(UsageError, match="the value of a map is the list of the results"):
             await engine.fork("r", values={"page": 3})
         assert await (await engine.time_travel("r", "page")).result() == "0, 1, 4, None"
 

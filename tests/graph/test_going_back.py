@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus
+from perdure import Engine, ForkRefused, RunStatus, UsageError
 from perdure.graph import END, Graph, ifelse, interrupt, node, route
 from perdure.kernel.events import StepSucceeded
 
@@ -182,7 +182,11 @@ async def test_time_travel_into_a_loop_goes_on_from_that_round(op: str, second: 
     assert len(calls) == second
 
 
-async def test_a_fork_can_decide_otherwise() -> None:
+@pytest.mark.parametrize(
+    ("decision", "output"),
+    [("f1", {"f1": 2}), (["f1"], {"f1": 2}), (None, {}), ({"chose": ["f1"], "skips": ["f0"]}, {"f1": 2})],
+)
+async def test_a_fork_can_decide_otherwise(decision: Any, output: dict[str, int]) -> None:
     @ifelse(when_true="f0", when_false="f1")
     def gate(x: int) -> bool:
         return x > 0
@@ -190,8 +194,13 @@ async def test_a_fork_can_decide_otherwise() -> None:
     graph = Graph([leaf("f0"), leaf("f1"), gate], name="g")
     async with Engine("memory://", [graph]) as engine:
         assert (await engine.run(graph(x=2), id="r")).output == {"f0": 2}
-        other = await engine.fork("r", values={"gate:0": {"chose": ["f1"], "skips": ["f0"]}}, new_id="other")
-        assert (await other.outcome()).output == {"f1": 2}
+        other = await engine.fork("r", values={"gate:0": decision}, new_id="other")
+        assert (await other.outcome()).output == output
+        for wrong, error in (("nowhere", ForkRefused), (3, UsageError)):
+            with pytest.raises(error):
+                _ = await engine.fork("r", values={"gate:0": wrong})
+        again = await engine.update_state("r", {"gate:0": decision})
+        assert (await again.outcome()).output == output
 
 
 async def test_the_journal_has_each_value_once() -> None:

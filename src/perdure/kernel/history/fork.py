@@ -329,15 +329,31 @@ def _unconsumed(batches: Sequence[Batch], found: Mapping[str, Op], point: Point)
 
 
 def recorded_value(kind: str, given: Raw) -> Raw:
-    """What is recorded of an op that gets this value from a caller."""
-    if kind != "map":
-        return given
+    """What is recorded of an op that gets this value from a caller: the results of a map, the targets of a gate."""
     try:
-        count = len(msgspec.json.decode(given, type=list[Raw]))
+        if kind == "map":
+            count = len(msgspec.json.decode(given, type=list[Raw]))
+            return Raw(msgspec.json.encode(MapShape(count, results=given)))
+        if kind == "route":
+            chosen = msgspec.json.decode(given, type=_Chosen | list[str | None] | str | None)
+            if isinstance(chosen, _Chosen):
+                return given
+            return Raw(msgspec.json.encode(_Chosen(chosen if isinstance(chosen, list) else [chosen])))
     except msgspec.MsgspecError:
         shown = bytes(given)[:80].decode(errors="replace")
-        raise UsageError(f"a map gives the list of the results of its items, and {shown} is no list") from None
-    return Raw(msgspec.json.encode(MapShape(count, results=given)))
+        wanted = (
+            "the list of the results of its items"
+            if kind == "map"
+            else "the name of a target, None, or a list of names"
+        )
+        raise UsageError(f"the value of a {'map' if kind == 'map' else 'gate'} is {wanted}, and not {shown}") from None
+    return given
+
+
+class _Chosen(msgspec.Struct, frozen=True):
+    """What a gate chose."""
+
+    chose: list[str | None]
 
 
 def _check_editable(op: Op) -> None:
