@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from perdure import UsageError
+from perdure.authoring.flow import http as http_component
 from perdure.authoring.flow.http import AddressRefused, HttpFailed, component, is_public
 
 
@@ -105,6 +107,32 @@ async def test_secrets_in_headers_are_not_sent_on_to_another_host() -> None:
 async def test_what_is_no_address_of_the_web_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         await component([], local)(url)
+
+
+async def test_a_server_that_says_nothing_does_not_hold_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_component, "SILENCE", 0.05)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        await silent(reader, writer)
+
+    server = await asyncio.start_server(stuck, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError, match=r"did not answer \(ReadTimeout"):
+            await component(["h"], local)(f"http://h:{port}/")
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError, match=rf"http://h:{port}/ did not answer \(ReadTimeout"):
+            await component(["h"], local)(f"http://h:{port}/")
+    with pytest.raises(ConnectionError, match=r"did not answer \(ConnectError"):
+        await component(["h"], local)(f"http://h:{port}/")
 
 
 async def test_redirects_end() -> None:

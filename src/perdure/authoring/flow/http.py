@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -18,6 +19,8 @@ import msgspec
 from perdure.errors import PerdureError, UsageError
 
 MOST_BYTES, MOST_REDIRECTS = 5 * 1024 * 1024, 5
+# How many seconds may pass without a connection, or without a byte. The `timeout` of a step is for the whole of it.
+SILENCE = 60.0
 # Addresses that a gateway translates to those of IPv4.
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -78,13 +81,15 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
             sent.setdefault("content-type", "application/json")
         target = str(httpx.URL(url, params=params)) if params else url
         # Without proxies and certificates of the environment, which a flow was not told about.
-        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=None) as client:
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SILENCE) as client:
             for _ in range(MOST_REDIRECTS + 1):
                 request, host = await _request(client, method, target, sent, content, allowed, resolve)
-                answer = await client.send(request, stream=True)
+                with _answering(target):
+                    answer = await client.send(request, stream=True)
                 try:
                     if answer.status_code not in _REDIRECTS or "location" not in answer.headers:
-                        data = await _read(answer, max_bytes)
+                        with _answering(target):
+                            data = await _read(answer, max_bytes)
                         return _result(answer, data, target, expect)
                 finally:
                     await answer.aclose()
@@ -96,6 +101,16 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
         raise UsageError(f"{url} redirects more than {MOST_REDIRECTS} times")
 
     return http
+
+
+@contextmanager
+def _answering(url: str) -> Iterator[None]:
+    """Raises ConnectionError where there is no answer, or no end of it, and says to which request."""
+    try:
+        yield
+    except _library().TransportError as error:
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ConnectionError(f"{url} did not answer ({why})") from error
 
 
 def _library() -> Any:

@@ -369,14 +369,20 @@ class Translation:
     def _put_blob(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
         if "data" not in fields(given):
             return None
-        data = self._value(fields(given)["data"])
-        return [{"use": text("value", given.mark), "with": made({"blob_id": data}, given.mark)}]
+        blob = self._blob(step, given, {"put": self._value(fields(given)["data"])})
+        result = {"blob_id": lone(f"steps.{blob['id'].value}.id")}
+        return [blob, {"use": text("value", given.mark), "with": made(result, given.mark)}]
 
     def _get_blob(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
         if "blob_id" not in fields(given):
             return None
-        data = self._value(fields(given)["blob_id"])
-        return [{"use": text("value", given.mark), "with": made({"data": data}, given.mark)}]
+        blob = self._blob(step, given, {"get": self._value(fields(given)["blob_id"])})
+        result = {"data": lone(f"steps.{blob['id'].value}")}
+        return [blob, {"use": text("value", given.mark), "with": made(result, given.mark)}]
+
+    def _blob(self, step: Item, given: Item, arguments: dict[str, Item]) -> dict[str, Any]:
+        id = self._names.more(f"{self._names[self._id(step)]}_blob")
+        return {"id": text(id, step.mark), "use": text("blob", given.mark), "with": made(arguments, given.mark)}
 
     # --- code and flows in blobs ------------------------------------------------------------------------------------
 
