@@ -174,3 +174,40 @@ async def test_a_stand_in_for_an_answer_is_checked_as_an_answer_is(value: object
             "it:0": "failed",
             "takes:0": "blocked",
         }
+
+
+@pytest.mark.parametrize("chunk", [2, 500])
+@pytest.mark.parametrize("where", ["beside", "inside", "item"])
+async def test_a_map_begins_no_item_after_a_failure_beside_it(where: str, chunk: int) -> None:
+    begun, failed, ran = asyncio.Event(), asyncio.Event(), list[int]()
+
+    @node
+    async def breaks(x: int) -> int:
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(failed.set)
+        raise ValueError("broken")
+
+    async def each(number: int) -> int:
+        ran.append(number)
+        if len(ran) == 2:
+            begun.set()
+        await failed.wait()
+        await asyncio.sleep(0)
+        return number
+
+    mapped: Any = node(each, inputs={"number": "numbers"}).map_over("number", limit=2, chunk=chunk)
+    if where == "inside":
+        mapped = Graph([mapped], name="inner")
+    elif where == "item":
+        mapped = node(Graph([mapped], name="inner"), inputs={"numbers": "lists"}).map_over("numbers")
+    graph = Graph([breaks, mapped], name="g")
+    given = {"lists": [[0, 1, 2, 3, 4, 5]]} if where == "item" else {"numbers": [0, 1, 2, 3, 4, 5]}
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1, **given), id="r")
+        assert (result.status, str(result.error)) == (RunStatus.FAILED, "broken")
+        assert len(ran) == 2
+        # What has ended is recorded, and a retry runs the others.
+        begun.set()
+        retried = await (await engine.retry("r")).outcome()
+        assert str(retried.error) == "broken"
+        assert len(ran) == len(set(ran))

@@ -932,6 +932,8 @@ class DataflowExecution:
 
     def _go_on(self, number: int) -> None:
         """Begin items within the limit; the map has ended when none is left."""
+        if self._stopping:
+            return  # what runs ends, and no map
         node, under_way = self._plan.nodes[number], self._maps[number]
         if isinstance(under_way, ChunkMap):
             for command in under_way.begin(node, self.patches, self._past.began):
