@@ -50,3 +50,16 @@ def test_a_store_of_the_user_is_not_touched(cli: Cli, temporary: Path, monkeypat
     monkeypatch.setenv("PERDURE_STORE", cli.url)
     assert cli("demo").code == 0
     assert not (cli.folder / "perdure.db").exists()
+
+
+def test_no_step_of_a_flow_runs_twice_either(cli: Cli, temporary: Path) -> None:
+    told = cli("demo", "--flow", "--json").json
+    assert (told["status"], told["result"]) == ("completed", {"date": "2026-11-15", "total": 42})
+    assert told["processes"] == [
+        {"ran": ["pull", "clean"], "not_run_again": [], "exit_code": -signal.SIGKILL},
+        {"ran": ["total", "load"], "not_run_again": ["pull", "clean"], "exit_code": 0},
+    ]
+    ended = cli("demo", "--flow")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Run nightly-2026-11-15 completed" in ended.out
+    assert os.listdir(temporary) == []

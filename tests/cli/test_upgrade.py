@@ -314,7 +314,7 @@ def test_check_tells_where_and_what_to_use_instead(cli: Cli, tmp_path: Path) -> 
     assert found.json["findings"][0]["line"] == 6
     path.write_text(path.read_text().replace("time.time()", "time.time()  # noqa: perdure"))
     assert cli("check", str(tmp_path)).code == 0
-    assert cli("check", "perdure.cli.demo_flow").code == 0
+    assert cli("check", "perdure.cli.demo_order").code == 0
     assert cli("check", "no.such.module").code == 2
     assert cli("check", str(tmp_path / "missing.py")).code == 2
     path.write_text("def (")

@@ -11,16 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from perdure.assembly import connect
-from perdure.cli.demo_process import HELD, ID
+from perdure.cli.demo_process import HELD, IDS
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import AsJson
 from perdure.cli.output import value_text, write_json
 from perdure.client.views import RunView
 
-STEPS = ("reserve", "charge", "ship")
+# What is shown first, by what is run.
+TOLD = {
+    "order": "An order of three steps: reserve, charge, ship. Its process is killed half-way.",
+    "flow": "A flow of three jobs: extract, transform, load. Its process is killed in the second one.",
+}
 
 
 @dataclass
@@ -32,7 +38,11 @@ class Part:
     exit_code: int = 0
 
 
-def demo(*, json: AsJson = False) -> int:
+def demo(
+    *,
+    flow: Annotated[bool, Parameter(negative="", help="A flow with jobs, in place of an order.")] = False,
+    json: AsJson = False,
+) -> int:
     """Watch a run survive the death of its process.
 
     Starts an order in a process of its own, kills that process with SIGKILL
@@ -40,23 +50,25 @@ def demo(*, json: AsJson = False) -> int:
     again. It uses a store in a temporary directory, and no network.
     """
     say = (lambda *_: None) if json else print
+    what = "flow" if flow else "order"
+    id = IDS[what]
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
         url = f"sqlite:///{folder}/demo.db"
-        say(f"An order of three steps: {', '.join(STEPS)}. Its process is killed half-way.\n")
-        first = _first(url, say)
-        second = _second(url, say, first.ran)
-        view = asyncio.run(_finished(url))
+        say(f"{TOLD[what]}\n")
+        first = _first(what, url, say)
+        second = _second(what, url, say, first.ran)
+        view = asyncio.run(_finished(id, url))
     if json:
-        write_json({"id": ID, "status": view.status, "result": view.output, "processes": [first, second]})
+        write_json({"id": id, "status": view.status, "result": view.output, "processes": [first, second]})
     else:
-        say(f"\nRun {ID} {view.status}: {value_text(view.output, 200)}")
+        say(f"\nRun {id} {view.status}: {value_text(view.output, 200)}")
         say("Each step ran once. Its result was on disk before the next one began.")
     return Exit.OK if view.status == "completed" else Exit.FAILED
 
 
-def _first(url: str, say: Any) -> Part:
+def _first(what: str, url: str, say: Any) -> Part:
     part = Part()
-    with _process(url, "hold") as process:
+    with _process(what, url, "hold") as process:
         say(f"Process 1 (pid {process.pid})")
         for line in _lines(process):
             if line == HELD:
@@ -70,9 +82,9 @@ def _first(url: str, say: Any) -> Part:
     return part
 
 
-def _second(url: str, say: Any, before: list[str]) -> Part:
+def _second(what: str, url: str, say: Any, before: list[str]) -> Part:
     part = Part(not_run_again=before.copy())
-    with _process(url) as process:
+    with _process(what, url) as process:
         say(f"Process 2 (pid {process.pid}): the same command again")
         lines = list(_lines(process))
         part.exit_code = process.wait()
@@ -88,11 +100,11 @@ def _second(url: str, say: Any, before: list[str]) -> Part:
 
 
 @contextmanager
-def _process(url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def _process(*words: str) -> Iterator[subprocess.Popen[str]]:
     # The child imports the same perdure, not one in the current directory.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "perdure.cli.demo_process", url, *words],
+        [sys.executable, "-P", "-m", "perdure.cli.demo_process", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
@@ -117,9 +129,9 @@ def _told(line: str, say: Any) -> str:
     return name
 
 
-async def _finished(url: str) -> RunView:
+async def _finished(id: str, url: str) -> RunView:
     async with connect(url) as client:
-        view = await client.get(ID)
+        view = await client.get(id)
     if view is None:
-        raise Problem(f"the demo's run {ID} is not in its store", Exit.FAILED)
+        raise Problem(f"the demo's run {id} is not in its store", Exit.FAILED)
     return view
