@@ -21,6 +21,8 @@ from perdure import (
     Retry,
     StoreUnavailable,
     approval,
+    blocking,
+    call,
     lock,
     rule,
     set_state,
@@ -449,6 +451,18 @@ def test_a_terminal_gets_lines_that_fit_it(filled: Cli, command: str) -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", written)
     assert max(len(line) for line in plain.splitlines()) <= 80
     assert "refuse:0" in plain
+
+
+def test_long_facts_wrap_in_their_column_on_a_terminal(filled: Cli) -> None:
+    with blocking.connect(filled.url) as client:
+        _ = client.start(call("audit"), id="audit")
+        client.pause("audit", "finance asked for a stop until the audit of the third quarter is over and signed")
+    written = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("runs", "show", "audit", "--store", filled.url))
+    assert max(len(line) for line in written.splitlines()) <= 80
+    assert (
+        "reason   finance asked for a stop until the audit of the third quarter is over\n         and signed\n"
+        in written
+    )
 
 
 # --- parked ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def ls(
     for number, asked in enumerate(found):
         if number:
             print()
-        pairs([(what, text) for what, text in _facts(asked, approver, where) if text])
+        pairs([fact for fact in _facts(asked, approver, where) if fact[1]], whole=("to accept", "to reject"))
 
 
 def _facts(asked: ApprovalView, approver: str | None, store: list[str]) -> list[tuple[str, str]]:

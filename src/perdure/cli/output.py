@@ -5,8 +5,10 @@ On a terminal tables are drawn by rich; elsewhere they are plain aligned text, a
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -146,13 +148,26 @@ def _rich_table(
     console.print(drawn)
 
 
-def pairs(items: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one per line; multi-line values stay in their column."""
+def pairs(items: Sequence[tuple[str, str]], *, whole: Collection[str] = ()) -> None:
+    """Names and values, one per line; multi-line values stay in their column.
+
+    On a terminal, long lines wrap in their column, unless they are to be copied: the `whole` ones.
+    """
     width = max(len(name) for name, _ in items)
-    bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    terminal = sys.stdout.isatty()
+    room = shutil.get_terminal_size().columns - width - 2
+    bold, plain = ("\x1b[1m", "\x1b[0m") if terminal else ("", "")
     for name, value in items:
-        indented = clean(value, "\n").replace("\n", "\n" + " " * (width + 2))
-        print(f"{bold}{name.ljust(width)}{plain}  {indented}")
+        lines = clean(value, "\n").split("\n")
+        if terminal and name not in whole and room > 20:
+            lines = [part for line in lines for part in _wrapped(line, room)]
+        print(f"{bold}{name.ljust(width)}{plain}  " + ("\n" + " " * (width + 2)).join(lines))
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in parts of at most `width` characters, each with its indentation."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 # --- values, times and errors as text -------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
     if json:
         write_json({**as_dict(view), "why": why, "last_error": _last_error(steps), "code": code.parts})
     else:
-        pairs([(name, value) for name, value in _facts(view, steps, why, unparked) if value])
+        pairs([fact for fact in _facts(view, steps, why, unparked) if fact[1]], whole=("input", "output"))
         if "\n" in view.reason:
             print(f"\n{clean(view.reason, keep=chr(10))}")
         for part in code.parts:
