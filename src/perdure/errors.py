@@ -193,7 +193,7 @@ class SignalRejected(UsageError):
         self.name, self.path, self.reason = name, path, reason
         super().__init__(
             f"the signal {name!r} was not sent: {path} {reason}; the run still waits for one of the type that its "
-            "wait_signal(type=...) names"
+            "wait_signal(type=...) or inputs(...) asks for"
         )
 
 

@@ -87,7 +87,7 @@ async def test_an_input_counts_once_and_must_be_of_the_type_that_is_waited_for()
         async with asyncio.timeout(PATIENCE):
             while not (view := await engine.get("a")) or not view.waits or view.state.get("balance") != 1:
                 await asyncio.sleep(0)
-        with pytest.raises(SignalRejected):
+        with pytest.raises(SignalRejected, match=r"or inputs\(\.\.\.\) asks for"):
             await engine.feed("a", {"cents": "many"})
         await engine.feed("a", Order("last", 1))
         assert await run.result(PATIENCE) == 2
