@@ -155,7 +155,8 @@ bench-postgres: compiled .venv-peers/.ready ## the engine and DBOS on PostgreSQL
 .venv-peers/.ready: bench/requirements-peers.txt
 	$(SAY) "setting up .venv-peers"
 	@$(PYTHON) -m venv --clear .venv-peers
-	@.venv-peers/bin/python $(PIP) install --require-hashes -r bench/requirements-peers.txt
+	@# The list is complete; with dependencies, pip would look for other versions of psycopg[binary] than the one in it.
+	@.venv-peers/bin/python $(PIP) install --require-hashes --no-deps -r bench/requirements-peers.txt
 	@touch $@
 
 test-all: test ## the suite under every Python from 3.11 to 3.14 found on PATH
