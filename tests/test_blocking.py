@@ -317,6 +317,22 @@ def test_an_engine_can_be_closed_by_a_callback_at_exit(any_url: str) -> None:
             assert client.orchestrators() == []
 
 
+LEFT_OPEN = """
+import atexit
+from perdure import blocking
+
+# Called after the callback of the client, which is registered later.
+atexit.register(lambda: loop.call_exception_handler({"message": "Task was destroyed but it is pending!"}))
+client = blocking.connect("memory://").open()
+loop = client._loop._loop
+"""
+
+
+def test_a_client_that_is_left_open_says_nothing_at_exit() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_schedule_is_looked_after_without_awaiting(engine: blocking.Engine) -> None:
     schedule = engine.schedule("nightly", doubled(2), cron="30 2 * * *", pause=True)
     assert isinstance(schedule, blocking.ScheduleHandle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -50,8 +51,15 @@ class Loop:
         # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="perdure-loop", daemon=True)
         self._thread.start()
+        atexit.register(self._silence)
+
+    def _silence(self) -> None:
+        """At exit, an open loop is collected with its tasks, and asyncio would report each of them."""
+        if self._loop is not None:
+            self._loop.set_exception_handler(lambda loop, context: None)
 
     def stop(self) -> None:
+        atexit.unregister(self._silence)
         if self.forked:
             # There is no such thread in this process, and the loop is its parent's.
             self._loop = self._thread = None
