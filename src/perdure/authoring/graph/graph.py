@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -440,7 +440,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         """The inputs as one JSON object by name."""
         given = self._arguments(args, kwargs)
         for name, value in given.items():
-            if isinstance(value, Iterator | range):
+            if hasattr(value, "__next__") or isinstance(value, range):
                 reason = f"is a {type(value).__name__}: give a list, or Items.of(...) of a long one"
                 raise NotSerializable(f"an input of {self.name}", f"$.{name}", reason)
         return codec.encode_inputs(given, f"an input of {self.name}")
