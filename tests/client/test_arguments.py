@@ -160,7 +160,7 @@ async def test_a_worker_says_which_argument_does_not_fit_and_blames_no_other_cod
         assert isinstance(result.error, RunParked)
         assert told in str(result.error)
         assert "other code" not in str(result.error)
-        assert "Start it again with what fits" in str(result.error)
+        assert "the run again with a value that fits" in str(result.error)
         _ = await engine.resolve("it", fail="wrong order")
         assert (await engine.run(fulfil(GOOD))).output == 300
 

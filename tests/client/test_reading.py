@@ -150,7 +150,7 @@ async def test_a_list_is_newest_first_and_filtered(url: str) -> None:
         assert await ids(tags={"team": "red", "env": "prod"}) == ["b"]
         assert await ids(since=datetime.fromtimestamp(start + 2, UTC)) == ["d", "c"]
         assert await ids(program="pay", status="failed", tags={"env": "prod"}) == ["b"]
-        with pytest.raises(UsageError, match="no status"):
+        with pytest.raises(UsageError, match="is not a status"):
             await engine.list(status="done")
         with pytest.raises(UsageError, match="limit"):
             await engine.list(limit=0)

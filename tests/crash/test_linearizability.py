@@ -107,5 +107,6 @@ def test_histories_have_calls_of_unknown_outcome(
     """Who is killed or gives up does not know; histories without such calls would explain themselves."""
     url = sqlite(tmp_path) if backend == "sqlite" else request.getfixturevalue(backend)
     asyncio.run(migrated(url))
-    history, _ = record(url, children, tmp_path, 1, kills=8)
-    assert any(isinstance(operation.answer, Unknown) for operation in history)
+    # On a busy machine the clients of one history may have made all their calls before the first kill.
+    histories = (record(url, children, tmp_path / str(seed), seed, kills=8)[0] for seed in range(1, 9))
+    assert any(isinstance(operation.answer, Unknown) for history in histories for operation in history)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Iterable, Iterator
 
@@ -12,8 +11,8 @@ from perdure.authoring.flow.flow import Flow
 from perdure.cli.targets import Target, flow_files, load_flow_file
 from perdure.errors import FlowInvalid, PerdureError, UsageError
 from perdure.kernel.program import Program
+from perdure.logs import log
 
-log = logging.getLogger("perdure")
 # How often files are looked at.
 SECONDS = 2.0
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.values.codec import Codec, TypeCodec
+from perdure.kernel.values.value_versions import Versions
 
 CODEC = Codec()
 WHAT = "the result of charge:0"
@@ -753,6 +754,7 @@ sys.path.insert(0, {src!r})
 import dataclasses, datetime, enum, uuid, decimal
 import msgspec, pydantic
 from perdure.kernel.values.codec import Codec, TypeCodec
+from perdure.kernel.values.value_versions import Versions
 
 class Colour(enum.Enum):
     RED = "red"
@@ -834,3 +836,40 @@ def test_inputs_do_not_depend_on_the_order_of_keys(value: dict[Any, Any], random
     if len({str(key) for key in keys}) == len(keys):
         shuffled = {key: value[key] for key in keys}
         assert CODEC.encode_inputs(shuffled, WHAT) == CODEC.encode_inputs(value, WHAT)
+
+
+@dataclasses.dataclass
+class Crate:
+    weight: int
+    note: str = ""
+
+
+@dataclasses.dataclass
+class LabelledCrate(Crate):
+    label: str = "none"
+    places: list[str] = dataclasses.field(default_factory=list)
+
+
+class Sized:
+    __slots__ = ("size",)
+
+
+@dataclasses.dataclass
+class SizedCrate(Sized):
+    size: int
+    colour: str = "red"
+
+
+@pytest.mark.parametrize(
+    ("cls", "data"),
+    [(Crate, b'{"weight":1}'), (LabelledCrate, b'{"weight":1,"note":"a"}'), (SizedCrate, b'{"size":1}')],
+)
+@pytest.mark.parametrize("encode", [Codec.encode, Codec.encode_inputs])
+def test_a_type_with_a_version_elsewhere_changes_no_other_value(
+    cls: type, data: bytes, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = {"it": [CODEC.decode(msgspec.Raw(data), cls, WHAT)]}
+    monkeypatch.setattr(Versions, "anywhere", False)
+    without = encode(Codec(), value, WHAT)
+    monkeypatch.setattr(Versions, "anywhere", True)
+    assert encode(Codec(), value, WHAT) == without

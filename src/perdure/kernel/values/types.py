@@ -7,6 +7,7 @@ and codecs for types that msgspec would otherwise encode natively. Never encodes
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -405,7 +406,7 @@ class Shapes:
         fields = {
             stored: self.plain(getattr(value, attribute), ordered)
             for stored, attribute in shape.names
-            if getattr(value, attribute, msgspec.UNSET) is not msgspec.UNSET
+            if getattr(value, attribute, msgspec.UNSET) is not msgspec.UNSET and not _is_left_out(value, attribute)
         }
         if isinstance(value, msgspec.Struct):
             config = value.__struct_config__
@@ -414,6 +415,18 @@ class Shapes:
             if config.array_like:
                 return list(fields.values())
         return fields
+
+
+def _is_left_out(value: object, attribute: str) -> bool:
+    """Whether msgspec stores nothing for a field: the value was decoded without it, and only its class has a default.
+
+    `Shapes.plain` leaves it out too, so that what is stored does not depend on a type with a version elsewhere.
+    """
+    return (
+        attribute not in getattr(value, "__dict__", (attribute,))
+        and dataclasses.is_dataclass(value)
+        and not inspect.isdatadescriptor(inspect.getattr_static(type(value), attribute, None))
+    )
 
 
 class _Place(NamedTuple):
