@@ -7,8 +7,8 @@ and codecs for types that msgspec would otherwise encode natively. Never encodes
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import datetime as dt
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
