@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import perdure
+from bench.flows import chain_text, flow_of
 from bench.workloads import Value, columns, value
 from perdure import Engine, Invocation, Program, Recovery, step, wait_signal, workflow
 from perdure.graph import Graph, node
@@ -173,6 +174,7 @@ class Programs:
 
         self.sequence, self.together, self.signalled, self.resumed = sequence, together, signalled, resumed
         self.chains = {nodes: chain(nodes) for nodes in WORKLOADS["graph"].sizes}
+        self.flows = {steps: flow_of(chain_text(steps), {"follow": follow.fn}) for steps in WORKLOADS["flow"].sizes}
         self.all: list[Program] = [sequence, together, signalled, resumed, *self.chains.values()]
 
 
@@ -250,6 +252,12 @@ async def graph(bench: Bench, nodes: int, counted: Counted) -> None:
         await bench.run(bench.programs.chains[nodes](start=value(LAST - nodes)))
 
 
+async def flow(bench: Bench, steps: int, counted: Counted) -> None:
+    """A flow, one step after another, each of which takes the result of the one before: the same as the graph."""
+    with counted(bench.engine):
+        await bench.run(bench.programs.flows[steps](start=value(LAST - steps)))
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is counted at two sizes: the difference is what each step costs, the rest is what each run costs."""
@@ -261,6 +269,8 @@ class Workload:
     runs: int = 1
     # A figure of a run that is not the same every time.
     varies: str = ""
+    # Whether its engine has flows: an engine without them has less to do.
+    of_flows: bool = False
 
 
 WORKLOADS = {
@@ -272,6 +282,7 @@ WORKLOADS = {
     # A new engine has other work to do, of which a call more or fewer falls into what is counted.
     "replay": Workload(replay, varies="calls"),
     "graph": Workload(graph, "node"),
+    "flow": Workload(flow, of_flows=True),
 }
 
 
@@ -300,7 +311,7 @@ class StillClock:
         self.now = itertools.repeat(NOW).__next__
 
 
-def open_engine(folder: Path, programs: Programs) -> Engine:
+def open_engine(folder: Path, programs: Programs, *, of_flows: bool = False) -> Engine:
     """An engine with the same name every time, so that it has the runs of the one before.
 
     Its lease outlasts the counting, during which it sends no heartbeats.
@@ -308,7 +319,8 @@ def open_engine(folder: Path, programs: Programs) -> Engine:
     # Everything is committed on the loop, and the store need not wait until its folder has been unchanged for a while.
     config = SqliteConfig(inline=math.inf, clock_step=-math.inf)
     store = SqliteStore(str(folder / "budget.db"), config=config)
-    return Engine(store, programs.all, name="budget", clock=StillClock(), recovery=Recovery(lease=LEASE_SECONDS))
+    has = programs.flows.values() if of_flows else programs.all
+    return Engine(store, has, name="budget", clock=StillClock(), recovery=Recovery(lease=LEASE_SECONDS))
 
 
 async def settled() -> None:
@@ -352,17 +364,18 @@ async def count(names: Iterable[str] = WORKLOADS) -> dict[str, tuple[Counts, Cou
 
     counts: dict[str, tuple[Counts, Counts]] = {}
     # In memory where the system has such a folder: nothing is timed, so the disk need not be waited for.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        async with open_engine(Path(folder), programs) as engine:
-            bench = Bench(engine, programs, Path(folder))
-            await settled()
-            with standing_still():
-                for name in names:
-                    workload = WORKLOADS[name]
-                    for size in workload.sizes:  # fill caches
-                        await workload.run(bench, size, lambda _: nullcontext())
-                    small, large = [await at(bench, workload, size) for size in workload.sizes]
-                    counts[name] = small, large
+    for of_flows, chosen in itertools.groupby(names, lambda name: WORKLOADS[name].of_flows):
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+            async with open_engine(Path(folder), programs, of_flows=of_flows) as engine:
+                bench = Bench(engine, programs, Path(folder))
+                await settled()
+                with standing_still():
+                    for name in chosen:
+                        workload = WORKLOADS[name]
+                        for size in workload.sizes:  # fill caches
+                            await workload.run(bench, size, lambda _: nullcontext())
+                        small, large = [await at(bench, workload, size) for size in workload.sizes]
+                        counts[name] = small, large
     return counts
 
 

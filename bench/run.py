@@ -1,6 +1,6 @@
 """Run engine, limit and peers in turn and compare medians with the bars. Measures nothing itself.
 
-    python -m bench.run [--store postgres] [--rounds 5] [--only seq,many|graphs] [--quick] [--json FILE] [--peers]
+    python -m bench.run [--store postgres] [--rounds 5] [--only seq,many|graphs|flows] [--quick] [--json FILE] [--peers]
 
 Every measurement is a process of its own. The systems alternate within each round, so that a slow minute of the
 machine falls on all of them. The exit status is 1 when a bar is missed or a measurement failed.
@@ -147,6 +147,15 @@ BARS: Sequence[Bar] = (
     linear("graph-map", "large_us", "small_us", "item, 100,000 / 1,000"),
     Bar(engine("graph-memory", "above_idle_mb"), False, 100, "MB above idle, 100,000 items"),
     Bar(engine("graph-build", "seconds"), False, 1, "s to build 10,000 nodes"),
+    Bar(
+        engine("flow-chain"),
+        True,
+        1 / 1.1,
+        "steps/s / nodes of a graph/s",
+        reference=engine("flow-chain", "graph_per_second"),
+    ),
+    Bar(engine("flow-load", "ms"), False, 150, "ms to read and compile 1,000 steps"),
+    Bar(engine("flow-check", "seconds"), False, 0.25, "s for `flow check`, with start-up"),
 )
 # On a server: `raw` commits the rows of `seq` one by one on one connection.
 POSTGRES_BARS: Sequence[Bar] = (
@@ -165,6 +174,8 @@ STORES = {"sqlite": BARS, "postgres": POSTGRES_BARS}
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bars in STORES.values() for bar in bars))
 ON_SERVERS = frozenset({"trips", "workers"})
 GRAPHS = tuple(workload for workload in WORKLOADS if workload.startswith("graph-"))
+FLOWS = tuple(workload for workload in WORKLOADS if workload.startswith("flow-"))
+GROUPS = {"graphs": GRAPHS, "flows": FLOWS}
 
 
 class MeasurementFailed(Exception):
@@ -211,10 +222,11 @@ def databases(store: str) -> Iterator[Callable[[], str]]:
 def command(system: str, workload: str, durability: str, store: str, quick: bool = False) -> list[str]:
     """Return the command that measures one workload once; `store` is the URL of an empty database of a server."""
     on = ["--store", store] if store else []
-    small = ["--quick"] if quick and workload in GRAPHS else []
+    small = ["--quick"] if quick and workload in (*GRAPHS, *FLOWS) else []
     match system:
-        case "engine" if workload in GRAPHS:
-            return [sys.executable, "-m", "bench.graphs", workload, "--durability", durability, *small]
+        case "engine" if workload in (*GRAPHS, *FLOWS):
+            module = "bench.graphs" if workload in GRAPHS else "bench.flows"
+            return [sys.executable, "-m", module, workload, "--durability", durability, *small]
         case "engine":
             module = "bench.server" if workload in ON_SERVERS else "bench.engine"
             return [sys.executable, "-m", module, workload, "--durability", durability, *on]
@@ -350,14 +362,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the engine with the limit and with peers.")
     parser.add_argument("--store", choices=list(STORES), default="sqlite", help="what the engine and the peers run on")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system is measured")
-    parser.add_argument("--only", default="", help=f"some of {','.join(WORKLOADS)}; `graphs` is all of those")
-    parser.add_argument("--quick", action="store_true", help="one round, small graphs: do the benchmarks work?")
+    parser.add_argument(
+        "--only", default="", help=f"some of {','.join(WORKLOADS)}; `graphs` and `flows` are all of those"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, small graphs and flows: do the benchmarks work?"
+    )
     parser.add_argument("--durability", choices=list(SYNC), default="sync")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement and verdict here")
     parser.add_argument("--peers", action="store_true", help="measure the peers too (make bench-peers, once)")
     options = parser.parse_args()
     words = options.only.split(",") if options.only else WORKLOADS
-    only = [workload for word in words for workload in (GRAPHS if word == "graphs" else [word])]
+    only = [workload for word in words for workload in GROUPS.get(word, (word,))]
     if unknown := set(only) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     if options.rounds < 1:

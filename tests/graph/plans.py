@@ -55,7 +55,7 @@ def _node(spec: Spec, chunk: int) -> Any:
     else:
         outputs = spec.outputs[0] if len(spec.outputs) == 1 else spec.outputs or None
         made = node(_step(spec), name=spec.name, outputs=outputs, **options)
-    return made.map_over(*spec.over, on_error=spec.on_error, chunk=chunk) if spec.over else made
+    return made.map_over(*spec.over, limit=spec.limit, on_error=spec.on_error, chunk=chunk) if spec.over else made
 
 
 def _renamed(take: Take) -> bool:
@@ -173,7 +173,9 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7, letter: str = "n") -> 
             if lists and spec.takes and draw(st.booleans()):
                 first = Take(spec.takes[0].name, (draw(st.sampled_from(sorted(lists))),))
                 on_error: Any = draw(st.sampled_from(["fail", "none", "skip"]))
-                spec = replace(spec, takes=(first, *spec.takes[1:]), over=(first.name,), on_error=on_error)
+                limit = draw(st.sampled_from([None, 1, 2]))
+                takes = (first, *spec.takes[1:])
+                spec = replace(spec, takes=takes, over=(first.name,), limit=limit, on_error=on_error)
                 lists |= set(spec.outputs)
             elif kind == "step" and draw(st.booleans()):
                 spec = replace(spec, many=True, lazy="lazy" in features and not spec.large and draw(st.booleans()))

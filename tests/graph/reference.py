@@ -49,6 +49,7 @@ class Spec:
     lazy: bool = False
     inner: Plan | None = None
     over: tuple[str, ...] = ()
+    limit: int | None = None
     on_error: Literal["fail", "none", "skip"] = "fail"
 
 

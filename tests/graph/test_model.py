@@ -17,7 +17,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from perdure import Limits, RunStatus, StepView
-from perdure.kernel.events import RunClaimed, StepSucceeded
+from perdure.kernel.events import (
+    AnyEvent,
+    ChildStarted,
+    RunClaimed,
+    StepFailed,
+    StepStarted,
+    StepSucceeded,
+    WaitOpened,
+)
 from perdure.kernel.ids import op_name
 from perdure.kernel.values.items import parts_of
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Pause, Report, Sender, Simulation
@@ -54,6 +62,7 @@ def check(report: Report, plan: Plan, expected: Expected, paused: int = 0) -> No
     result = report.results["run-0"]
     wanted = {op: end for op, end in expected.turns.items() if is_step(plan, op)}
     events = [event for batch in report.journals["run-0"] for event in batch.events]
+    assert not begun_late(plan, events)
     done = Counter(event.op for event in events if isinstance(event, StepSucceeded))
     assert set(done.values()) <= {1}
     ran = {op for op, end in wanted.items() if end.how == "ran"}
@@ -77,6 +86,15 @@ def check(report: Report, plan: Plan, expected: Expected, paused: int = 0) -> No
     # Clocks that jump hand a run over without a crash.
     most = max(1 + report.crashes + paused, sum(isinstance(event, RunClaimed) for event in events))
     assert all(times <= most for times in Counter(execution.op for execution in report.executions).values())
+
+
+def begun_late(plan: Plan, events: Sequence[AnyEvent]) -> list[str]:
+    """What began after the failure of a node with which nothing new may begin."""
+    failures = [number for number, event in enumerate(events) if isinstance(event, StepFailed) and "[" not in event.op]
+    first = next((number for number in failures if "/" not in events[number].op), len(events))  # type: ignore[union-attr]
+    begun = [event for event in events[first:] if isinstance(event, StepStarted | ChildStarted | WaitOpened)]
+    new = [event.op for event in begun if not isinstance(event, StepStarted) or event.attempt == 1]
+    return new if plan.on_failure == "stop" else []
 
 
 def is_step(plan: Plan, op: str) -> bool:

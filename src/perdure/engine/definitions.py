@@ -33,7 +33,9 @@ class DefinedPrograms:
             return
         needs = {(started.program, started.version)}
         for batch in batches:
-            needs |= {(event.program, event.version) for event in batch.events if type(event) is ChildStarted}
+            for event in batch.events:
+                if type(event) is ChildStarted:
+                    needs.add((event.program, event.version))
         for name, version in needs:
             if name.removesuffix(BATCH) in defined:
                 await self.load_version(name, version)

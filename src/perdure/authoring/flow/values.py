@@ -60,22 +60,102 @@ class Missing(Exception):
 
 
 class Template:
-    """A value of a flow, as JSON. `evaluate` raises Missing and ExpressionFailed.
+    """A value of a flow, as JSON.
 
     `constant` is what it is, if it refers to nothing; `whole` the slot that it is nothing but. `secrets` are the places
-    in it that hold the names of secrets, as `{"$secret": ...}`.
+    in it that hold the names of secrets, as `{"$secret": ...}`. A flow has thousands: they are objects with slots, and
+    no closures, of which the garbage collector would have to visit every cell.
     """
 
-    __slots__ = ("constant", "evaluate", "secrets", "whole")
+    __slots__ = ()
+    constant: bytes | None = None
+    whole: int | None = None
+    secrets: tuple[Path, ...] = ()
 
-    def __init__(
-        self,
-        evaluate: Evaluate,
-        constant: bytes | None = None,
-        whole: int | None = None,
-        secrets: tuple[Path, ...] = (),
-    ) -> None:
-        self.evaluate, self.constant, self.whole, self.secrets = evaluate, constant, whole, secrets
+    def evaluate(self, given: Given) -> bytes:
+        """The value. Raises Missing and ExpressionFailed."""
+        raise NotImplementedError
+
+
+class _Fixed(Template):
+    __slots__ = ("constant", "secrets")
+
+    def __init__(self, constant: bytes, secrets: tuple[Path, ...] = ()) -> None:
+        self.constant, self.secrets = constant, secrets
+
+    def evaluate(self, given: Given) -> bytes:
+        assert self.constant is not None
+        return self.constant
+
+
+class _Joined(Template):
+    __slots__ = ("_keys", "_parts", "secrets")
+
+    def __init__(self, parts: Sequence[Template], keys: Sequence[str] | None, secrets: tuple[Path, ...]) -> None:
+        self._parts, self._keys, self.secrets = parts, keys, secrets
+
+    def evaluate(self, given: Given) -> bytes:
+        return _glued([part.evaluate(given) for part in self._parts], self._keys)
+
+
+class _Written(Template):
+    """A text with expressions in it."""
+
+    __slots__ = ("_pieces", "_where", "secrets")
+
+    def __init__(self, pieces: Sequence[str | Template], where: str, secrets: tuple[Path, ...]) -> None:
+        self._pieces, self._where, self.secrets = pieces, where, secrets
+
+    def evaluate(self, given: Given) -> bytes:
+        pieces = _written(self._pieces, given, self._where)
+        return msgspec.json.encode({SECRET: pieces} if self.secrets else "".join(map(str, pieces)))
+
+
+class _Whole(Template):
+    """Nothing but a reference, whose value is not decoded."""
+
+    __slots__ = ("_reference", "_where", "whole")
+
+    def __init__(self, slot: int, reference: Reference, where: str) -> None:
+        self.whole, self._reference, self._where = slot, reference, where
+
+    def evaluate(self, given: Given) -> bytes:
+        assert self.whole is not None
+        return _found(given, self.whole, (), self._where, self._reference)
+
+
+class _Part(Template):
+    """As _Whole, of a part of a value."""
+
+    __slots__ = ("_path", "_reference", "_slot", "_where")
+
+    def __init__(self, slot: int, path: Path, reference: Reference, where: str) -> None:
+        self._slot, self._path, self._reference, self._where = slot, path, reference, where
+
+    def evaluate(self, given: Given) -> bytes:
+        return _found(given, self._slot, self._path, self._where, self._reference)
+
+
+class _Computed(Template):
+    __slots__ = ("_expression", "_slots", "_where")
+
+    def __init__(self, expression: Expression, slots: Sequence[tuple[int, Path]], where: str) -> None:
+        self._expression, self._slots, self._where = expression, slots, where
+
+    def evaluate(self, given: Given) -> bytes:
+        return _evaluated(self._expression, self._slots, given, self._where)
+
+
+class _Form(Template):
+    """A form of Stepflow."""
+
+    __slots__ = ("_evaluate",)
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def evaluate(self, given: Given) -> bytes:
+        return self._evaluate(given)
 
 
 def template(item: Item, scope: Scope, problems: Problems) -> Template:
@@ -94,22 +174,19 @@ def template(item: Item, scope: Scope, problems: Problems) -> Template:
 
 
 def _fixed(value: Any) -> Template:
-    data = msgspec.json.encode(value)
-    return Template(lambda given: data, data)
+    return _Fixed(msgspec.json.encode(value))
 
 
 def _secret(name: str) -> Template:
-    data = msgspec.json.encode({SECRET: name})
-    return Template(lambda given: data, data, secrets=((),))
+    return _Fixed(msgspec.json.encode({SECRET: name}), ((),))
 
 
 def _joined(parts: Sequence[Template], keys: Sequence[str] | None) -> Template:
     places: Sequence[str | int] = range(len(parts)) if keys is None else keys
     secrets = tuple((place, *path) for place, part in zip(places, parts, strict=True) for path in part.secrets)
     if all(part.constant is not None for part in parts):
-        data = _glued([part.constant or b"" for part in parts], keys)
-        return Template(lambda given: data, data, secrets=secrets)
-    return Template(lambda given: _glued([part.evaluate(given) for part in parts], keys), secrets=secrets)
+        return _Fixed(_glued([part.constant or b"" for part in parts], keys), secrets)
+    return _Joined(parts, keys, secrets)
 
 
 def _glued(parts: Sequence[bytes], keys: Sequence[str] | None) -> bytes:
@@ -154,9 +231,8 @@ def _text(item: Item, scope: Scope, problems: Problems) -> Template:
     if all(isinstance(piece, str) for piece in pieces):
         return _fixed("".join(map(str, pieces)))
     where = _place(problems.file, item.mark)
-    if any(isinstance(piece, Template) and piece.secrets for piece in pieces):
-        return Template(lambda given: msgspec.json.encode({SECRET: _written(pieces, given, where)}), secrets=((),))
-    return Template(lambda given: msgspec.json.encode("".join(map(str, _written(pieces, given, where)))))
+    secret = any(isinstance(piece, Template) and piece.secrets for piece in pieces)
+    return _Written(pieces, where, ((),) if secret else ())
 
 
 def _written(pieces: Sequence[str | Template], given: Given, where: str) -> list[Any]:
@@ -208,19 +284,19 @@ def _expression(text: str, item: Item, offset: int, scope: Scope, problems: Prob
     if expression.lone:
         (slot, path) = slots[0]
         if not path:
-            return Template(lambda given: _found(given, slot, path, where, expression), whole=slot)
-        return Template(lambda given: _found(given, slot, path, where, expression))
-    return Template(lambda given: _evaluated(expression, slots, given, where))
+            return _Whole(slot, expression.references[0], where)
+        return _Part(slot, path, expression.references[0], where)
+    return _Computed(expression, slots, where)
 
 
-def _found(given: Given, slot: int, path: Path, where: str, expression: Expression) -> bytes:
+def _found(given: Given, slot: int, path: Path, where: str, reference: Reference) -> bytes:
     """The value of a lone reference, which is not decoded."""
     value = given[slot]
     if value is None:
         raise Missing(slot)
     part = value.part(path) if path else value
     if part is None:
-        raise ExpressionFailed(where, _no_such(expression.text.strip(), expression.references[0], path, value))
+        raise ExpressionFailed(where, _no_such(reference.text, reference, path, value))
     return part.data
 
 
@@ -352,7 +428,7 @@ def _reference(form: str, item: Item, scope: Scope, problems: Problems) -> Templ
             return default.evaluate(given)
         raise ExpressionFailed(where, _no_such(text, reference, rest, found))
 
-    return Template(evaluate)
+    return _Form(evaluate)
 
 
 def stepflow_path(text: Any) -> list[str | int] | None:
@@ -392,7 +468,7 @@ def _chosen(condition: Template, then: Template, otherwise: Template) -> Templat
             holds = False
         return (then if holds else otherwise).evaluate(given)
 
-    return Template(evaluate)
+    return _Form(evaluate)
 
 
 def _first(parts: Sequence[Template]) -> Template:
@@ -406,4 +482,4 @@ def _first(parts: Sequence[Template]) -> Template:
                 return found
         return b"null"
 
-    return Template(evaluate)
+    return _Form(evaluate)
