@@ -237,8 +237,11 @@ async def replay(bench: Bench, steps: int, counted: Counted) -> None:
             while (await run.status()) != "waiting":
                 await asyncio.sleep(0)
         async with open_engine(Path(folder), bench.programs) as engine:
-            # A new engine checks whether the runs that it finds fit its code, and its first commits cost more.
-            await (await engine.start(bench.programs.sequence(1, last=False))).result()
+            # A new engine checks whether the runs that it finds fit its code, stores that code, and its first commits
+            # cost more.
+            first = await engine.start(bench.programs.resumed(1))
+            await first.signal("go")
+            await first.result()
             await settled()
             with counted(engine):
                 run = await engine.start(bench.programs.resumed(steps), id="resumed")

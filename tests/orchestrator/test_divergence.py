@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from perdure import Engine, RunParked, RunStatus, Workflow, call, connect, now, sleep, step, workflow
 from perdure.kernel.events import RunParked as RunParkedEvent
-from perdure.stores.memory.store import MemoryStore
+from perdure.stores.memory.store import MemoryBlobs, MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash, replay
 
 called: list[str] = []
@@ -340,3 +341,35 @@ async def test_a_workflow_that_is_not_deterministic_is_parked_not_half_executed(
         result = await handle.outcome(PATIENCE)
     assert result.status is RunStatus.PARKED
     assert called == ["charge 1"]
+
+
+class SlowBlobs(MemoryBlobs):
+    """Takes its time, as a disk does, and keeps how many runs and events were there when each blob was stored."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self.events_at: dict[str, int] = {}
+        self._recorded = recorded
+
+    async def put(self, data: bytes) -> str:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        blob = await super().put(data)
+        self.events_at.setdefault(blob, len(self._recorded.events))
+        return blob
+
+
+async def test_the_code_of_a_run_is_stored_before_its_journal_names_it_so_that_a_kill_does_not_lose_it() -> None:
+    clock, recorded, store = FakeClock(), Recorded(), MemoryStore()
+    store.blobs = blobs = SlowBlobs(recorded)
+    async with Engine(store, [original], clock=clock, on_commit=recorded) as engine:
+        _ = await engine.start(original(), id="it")
+        await recorded.until(lambda e: type(e).__name__ == "WaitOpened")
+    assert blobs.events_at == {original.source().digest(): 0}
+
+    store, later = left_by_a_crash(store), Recorded()
+    store.blobs = blobs = SlowBlobs(later)
+    clock.advance(120)
+    async with Engine(store, [moved_and_refactored], recovery=AT_ONCE, clock=clock, on_commit=later) as engine:
+        await (await engine.start(moved_and_refactored(), id="it")).result()
+    assert blobs.events_at == {moved_and_refactored.source().digest(): 0}

@@ -229,6 +229,9 @@ class Loader:
         slot = RunSlot(run_id)
         self._runs.move(slot, STARTING)
         assert slot.accepted is not None
+        sources = self._session.sources
+        if (new.started.program, new.started.version) not in sources.ready:
+            await sources.make_ready(new.started)
         # In a callback: a body must not be driven from inside the caller's task.
         self._session.loop.call_soon(self._begin, slot, new)
         await slot.accepted
@@ -499,6 +502,10 @@ class Loader:
             if self._turns.lost:
                 for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
                     self.turn_over(run_id)
+            sources = self._session.sources
+            for one in ours:
+                if (one.started.program, one.started.version) not in sources.ready:
+                    await sources.make_ready(one.started)
             ours, missed = await self._claim_orphans(ours, slots, request)
             ours = [one for one in ours if await self._load_needed(one)]
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from perdure.errors import PerdureError
 from perdure.kernel.divergence.source import Source
+from perdure.kernel.events import RunStarted
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.state import RunState
 from perdure.logs import log
 from perdure.ports.store import Store
+
+# How long a claim waits at most until the source that it names is stored.
+MOMENT = 1.0
 
 
 class ProgramSources:
@@ -25,10 +30,21 @@ class ProgramSources:
         self._store, self._programs, self._spawn = store, programs, spawn
         # The blob of each program's source, by name and version: of those stored already, or being stored.
         self._codes: dict[tuple[str, str], str] = {}
+        # Programs whose source a claim need not wait for, by name and version.
+        self.ready: set[tuple[str, str]] = set()
         self._under_way = 0
         # Set while none is being stored.
         self._stored = asyncio.Event()
         self._stored.set()
+
+    async def make_ready(self, started: RunStarted) -> None:
+        """Store the source of the program that continues a run before its claim names it: a kill may follow at once."""
+        self._code_of(started)
+        if self._under_way:
+            with suppress(TimeoutError):  # a run does not wait for what only explains it
+                async with asyncio.timeout(MOMENT):
+                    await self._stored.wait()
+        self.ready.add((started.program, started.version))
 
     def changed(self, state: RunState) -> str:
         """The blob of the code that continues a run; empty if the journal names it already."""
@@ -37,11 +53,17 @@ class ProgramSources:
             return ""
         code = self._codes.get((started.program, started.version))
         if code is None:
+            code = self._code_of(started)
+        return "" if code == (state.code or started.structure) else code
+
+    def _code_of(self, started: RunStarted) -> str:
+        code = self._codes.get((started.program, started.version))
+        if code is None:
             serves = self._programs.serves(started.program, started.version)
             program = self._programs.find(started.program, started.version) if serves else None
             code = "" if program is None else self._put_source(program.name, program.source())
             self._codes[started.program, started.version] = code
-        return "" if code == (state.code or started.structure) else code
+        return code
 
     def store(self, program: Program) -> None:
         """Store the structure of a program that runs as a child."""
@@ -52,6 +74,7 @@ class ProgramSources:
         """A program was defined again: its source is read again."""
         for known in [known for known in self._codes if known[0] == name]:
             del self._codes[known]
+        self.ready = {known for known in self.ready if known[0] != name}
 
     def _put_source(self, name: str, source: Source) -> str:
         code = source.digest()
