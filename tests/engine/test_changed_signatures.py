@@ -407,7 +407,14 @@ async def test_a_step_under_way_that_cannot_be_called_any_more_parks_the_run(pay
     assert fit is Fit.BREAKS
     assert told in reason
     async with Engine(store, [new], recovery=AT_ONCE) as engine:
-        assert "the arguments of pay:0" in (await parked(engine)).reason
+        why = await parked(engine)
+    assert why.reason == reason
+    assert "the arguments of pay:0" in reason
+    assert "Let its parameters take\nthe call" in reason
+    assert why.divergence is not None
+    assert why.divergence.current is not None
+    assert why.divergence.op == why.divergence.recorded.path == why.divergence.current.path == "pay:0"
+    assert why.divergence.current.source in reason
     assert made == []
     async with Engine(store, [paying(made, pay_as_it_was(made), by_position)], recovery=AT_ONCE) as engine:
         await engine.signal("it", "go")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -382,6 +382,23 @@ class RenamedAnswer:
     yes: bool = False
 
 
+@dataclass
+class LevelAnswer:
+    ok: Literal["yes", "no"]
+
+
+@dataclass
+class Form:
+    answer: LevelAnswer
+    note: str = ""
+
+
+@dataclass
+class OtherForm:
+    answer: Answer
+    note: str = ""
+
+
 @pytest.mark.parametrize(
     ("before", "after", "fit"),
     [
@@ -406,6 +423,62 @@ async def test_upgrade_check_compares_the_type_of_an_open_wait_with_the_recorded
         assert "The run waits for the" in reason
         assert "test_changed_types.py:" in reason
     assert await it.verdict(before) == (Fit.SAFE, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (plain(int), plain(str), "as int, and the code now reads it as str."),
+        (plain(int | str), plain(str), "as int | str, and the code now reads it as str."),
+        (plain(list[int]), plain(list[str]), "as an array, and the code now reads it as another array."),
+        (
+            asked(LevelAnswer),
+            asked(Answer),
+            "as something whose ok is one of 'no', 'yes', and the code now reads that as bool.",
+        ),
+        (
+            asked(Form),
+            asked(OtherForm),
+            "as something whose answer.ok is one of 'no', 'yes', and the code now reads that as bool.",
+        ),
+    ],
+)
+async def test_upgrade_check_names_the_part_of_an_open_wait_that_has_changed(
+    before: Workflow[..., Any], after: Workflow[..., Any], told: str
+) -> None:
+    _, reason = await (await left(before)).verdict(after)
+    assert told in " ".join(reason.split())
+
+
+@step
+async def double(cents: int) -> int:
+    return 2 * cents
+
+
+@step(name="double")
+async def double_text(cents: str) -> str:
+    return cents
+
+
+@workflow(name="flow")
+async def doubled() -> Any:
+    return await double(await wait_signal("go", type=int))
+
+
+@workflow(name="flow")
+async def doubled_text() -> Any:
+    return await double_text(await wait_signal("go", type=int))  # type: ignore[arg-type]
+
+
+async def test_upgrade_check_tells_of_a_step_that_cannot_be_called_with_what_the_run_has() -> None:
+    it = await left(doubled)
+    await it.send(5)
+    assert await it.verdict(doubled) == (Fit.SAFE, "")
+    fit, reason = await it.verdict(doubled_text)
+    assert fit is Fit.BREAKS
+    assert "it would fail as soon as it continues: the arguments of double:0 cannot be read" in reason
+    assert "Expected `str`, got `int`" in reason
+    assert "test_changed_types.py:" in reason
 
 
 # --- results --------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from msgspec import Raw
 from msgspec.structs import replace
 
-from perdure.errors import Diverged
+from perdure.errors import Diverged, NotDecodable
 from perdure.kernel.commands import (
     FINISH,
     UNDECODED,
@@ -769,21 +769,32 @@ class Replay:
 
         The worker of a remote step sees to it itself; with `other_code`, it has the code that is checked.
         """
-        for command in self.open_steps.values():
-            if not command.spec.queue:
-                check_call(command, self._child_context.codec)
-            elif other_code:
-                check_remote_call(command)
+        for op, command in self.open_steps.items():
+            try:
+                if not command.spec.queue:
+                    check_call(command, self._child_context.codec)
+                elif other_code:
+                    check_remote_call(command)
+            except NotDecodable as error:
+                error.op = op
+                raise
 
     def check_edits(self) -> None:
         """Raise NotDecodable if a fork gives a step or a child arguments that it cannot be called with."""
-        codec = self._child_context.codec
         for op in self._inputs:
-            command = self.pending.get(op)
-            if isinstance(command, RunStep):
-                check_call(command, codec)
-            elif isinstance(command, StartChild) and not command.detached:
-                self.program(command).check_input(Raw(command.input), codec)
+            self._check_arguments(self.pending.get(op))
+
+    def check_next(self) -> None:
+        """Raise NotDecodable if a step or a child that the program asks for now cannot be called with its arguments."""
+        for command in [*self.pending.values(), *self.held.values()]:
+            self._check_arguments(command)
+
+    def _check_arguments(self, command: Command | None) -> None:
+        codec = self._child_context.codec
+        if isinstance(command, RunStep):
+            check_call(command, codec)
+        elif isinstance(command, StartChild) and not command.detached:
+            self.program(command).check_input(Raw(command.input), codec)
 
     def _diverge(self, recorded: OpView | None, inserted: OpView | None = None) -> NoReturn:
         assert recorded is not None

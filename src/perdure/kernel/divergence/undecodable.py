@@ -13,6 +13,7 @@ from perdure.kernel.divergence.model import Divergence, LostField, OpView
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import NULL, AnyEvent, WaitOpened
 from perdure.kernel.state import OpenOp
+from perdure.kernel.values.schemas import narrowed_at
 
 _WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
 _THEN = "The run then continues by itself."
@@ -23,6 +24,10 @@ _INPUT = (
     "The caller did not have the program and could not check the value, or the program accepted it then. Start\n"
     "the run again with a value that fits, and end this one with `perdure resolve ID --fail REASON`; or let the\n"
     "parameter accept it: the run then continues by itself."
+)
+_CALL = (
+    "It was called with that, and is to be called again: its process ended before it did. Let its parameters take\n"
+    f"the call (the name, the type, or a default for a new one), or put the old step back. {_THEN}"
 )
 
 
@@ -48,8 +53,12 @@ def explain_narrowed(op: str, wait: OpenOp, source_map: SourceMap) -> Divergence
     """An open wait whose type has changed, and no longer takes everything that it took."""
     assert wait.opened is not None
     asked = wait.opened
-    was, now = _accepted_as(wait.recorded or NULL) or "another type", _accepted_as(asked.schema) or "this one"
-    title = f"The run waits for the {asked.kind} {asked.name!r} as {was}, and the code now reads it as {now}."
+    path, old, new = narrowed_at(msgspec.json.decode(asked.schema), msgspec.json.decode(wait.recorded or NULL) or {})
+    was, now = _named(old) or "anything", _named(new)
+    now, it = now if now != was else f"another {now.removeprefix('an ')}", "it"
+    if path:
+        was, it = f"something whose {path} is {was}", "that"
+    title = f"The run waits for the {asked.kind} {asked.name!r} as {was}, and the code now reads {it} as {now}."
     return Divergence(
         "undecodable",
         op,
@@ -66,6 +75,8 @@ def _fix(error: NotDecodable, was: str) -> str:
         return _fix_lost(error.lost)
     if error.what.startswith(("the argument ", "the input of ")):
         return _INPUT
+    if error.what.startswith("the arguments of "):
+        return _CALL
     _, missing, field = error.reason.partition("missing required field ")
     if missing:
         return f"Give the field {field.partition(' ')[0]} a default, or put the old type back. {_THEN}"
@@ -104,6 +115,9 @@ def _named(schema: Any) -> str:
         return ""
     if "$ref" in schema:
         schema = {**schema, **(schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2]) or {})}
+    if isinstance(parts := schema.get("anyOf") or schema.get("oneOf"), list):
+        defined = {"$defs": schema.get("$defs", {})}
+        return " | ".join(_named({**part, **defined}) for part in parts)
     kind = schema.get("type")
     if kind == "object":
         fields = [*schema.get("properties", {})]

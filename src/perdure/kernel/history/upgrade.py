@@ -10,14 +10,14 @@ from typing import TypeGuard
 
 import msgspec
 
-from perdure.errors import Diverged, NotDecodable
+from perdure.errors import Diverged, NotDecodable, PerdureError
 from perdure.kernel.commands import FINISH, Command, Finish
 from perdure.kernel.divergence.parked import parked_for
 from perdure.kernel.divergence.recorder import explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.undecodable import explain_narrowed
-from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
+from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus, WaitResolved
 from perdure.kernel.misfits import narrowed
 from perdure.kernel.parts import result_of
 from perdure.kernel.policies.versions import Programs
@@ -76,7 +76,8 @@ def check_compatibility(
                     replay.fold(RunClaimed("", 1), batches[-1].at)
                 except NotDecodable as error:
                     raise explained(error, opened, batches, programs) from None
-            end = replay.pending.get(FINISH)
+            _deliver(replay, batches[-1].at)
+            end, unfit = replay.pending.get(FINISH), _unfit_next(replay)
             waits = [] if repairs is None else list(narrowed(replay.state))
         finally:
             replay.close()
@@ -90,6 +91,9 @@ def check_compatibility(
         # The old code did not fail here, or the journal would hold the failure.
         title = f"it would fail as soon as it continues: {end.error.type}: {end.error.message}"
         return Compatibility(Fit.BREAKS, f"{title}\n{end.error.traceback}".rstrip(), "fails", title)
+    if unfit is not None:
+        title = f"it would fail as soon as it continues: {unfit}"
+        return Compatibility(Fit.BREAKS, title, "fails", title)
     for op, wait in waits:
         program = programs.find(started.program, started.version)
         found = explain_narrowed(op, wait, program.source_map())
@@ -107,11 +111,30 @@ def fit_parts(
         try:
             if replay.state.epoch == 0:
                 replay.fold(RunClaimed("", 1), batches[-1].at)
+            _deliver(replay, batches[-1].at)
+            replay.check_next()
             return not _fails(replay.pending.get(FINISH))
         finally:
             replay.close()
     except Exception:
         return False
+
+
+def _deliver(replay: Replay, at: float) -> None:
+    """Give a run the signals that have arrived for it, as its next owner does."""
+    while (op := replay.state.next_delivery) is not None:
+        replay.fold(WaitResolved(op, by="signal"), at)
+
+
+def _unfit_next(replay: Replay) -> PerdureError | None:
+    """Why something that a run asks for next cannot be called with its arguments, if so."""
+    try:
+        replay.check_next()
+    except NotDecodable as error:
+        return error
+    except PerdureError:
+        return None  # the program of a child is missing here: it is looked for when the child begins
+    return None
 
 
 def _fails(end: Command | None) -> TypeGuard[Finish]:

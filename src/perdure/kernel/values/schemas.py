@@ -17,6 +17,29 @@ def covers(new: Any, old: Any) -> bool:
     return _Comparison(new, old).covers(new, old)
 
 
+def narrowed_at(new: Any, old: Any) -> tuple[str, Any, Any]:
+    """The innermost part of `new` that does not cover its counterpart in `old`: its path, and both, the old one first.
+
+    The path is empty for the whole.
+    """
+    path: list[str] = []
+    while True:
+        fields, before = _fields_of(new), _fields_of(old)
+        parts = ((name, fields[name], before[name]) for name in fields if name in before)
+        narrower = next((part for part in parts if not covers(*part[1:])), None)
+        if narrower is None:
+            return ".".join(path), old, new
+        name, new, old = narrower
+        path.append(name)
+
+
+def _fields_of(schema: Any) -> dict[str, Any]:
+    """The schemas of the fields of an object, each whole."""
+    defined = _definitions(schema)
+    fields = _resolved(schema, defined).get("properties", {})
+    return {name: {**field, "$defs": defined} for name, field in fields.items()}
+
+
 class _Comparison:
     def __init__(self, new: Any, old: Any) -> None:
         self._new, self._old = _definitions(new), _definitions(old)
