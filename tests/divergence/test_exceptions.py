@@ -253,6 +253,78 @@ def test_an_exception_of_a_recorded_step_is_not_to_blame(tmp_path: Path) -> None
     assert why.current.source == made.after.source
 
 
+RAISED_AGAIN = """
+@step
+async def fails(n: int) -> int:
+    raise ValueError("no")
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    good = 0
+    try:
+        try:
+            good = await charge(n)
+            await fails(n)
+        finally:
+            await audit(n)
+    except ValueError:
+        await {}  #!
+    await sleep(60)
+    return n
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("(refund(n) if good > 1 else mail(n))", "(refund(n) if good > 9 else mail(n))", "branch"),
+        ("refund(good)", "refund(good + 1)", "inputs"),
+    ],
+)
+def test_an_exception_of_a_recorded_step_that_is_raised_again_later_is_not_to_blame(
+    before: str, after: str, change: str, tmp_path: Path
+) -> None:
+    why = Change(tmp_path, RAISED_AGAIN.format(before), RAISED_AGAIN.format(after)).first()
+    assert (why.change, why.op) == (change, "refund:0"), why
+
+
+def test_an_exception_that_goes_on_after_a_recorded_op_is_named_with_its_own_line(tmp_path: Path) -> None:
+    text = "try:\n    a = await charge(n)\n    {}\nfinally:\n    await mail(n)\nawait ship(n)"
+    made = Change(tmp_path, text.format("pass"), text.format('raise RuntimeError("not yet")  #!'))
+    why = made.first()
+    assert why.change == "raised"
+    assert why.current is not None
+    assert (why.current.source, why.op) == (made.after.source, "ship:0")
+
+
+@pytest.mark.parametrize("first", ['set_state("at", "start")', "asyncio.create_task(ship(n))"])
+def test_an_exception_before_the_first_op_of_a_round_is_named(first: str, tmp_path: Path) -> None:
+    text = f"{{}}\n{first}\nawait charge(n)\nawait mail(n)"
+    made = Change(tmp_path, text.format("pass"), text.format('raise RuntimeError("not yet")  #!'))
+    why = made.first()
+    assert why.change == "raised"
+    assert why.current is not None
+    assert why.current.source == made.after.source
+
+
+def test_a_run_that_would_fail_is_shown_with_the_line_as_other_lines_are_named(tmp_path: Path) -> None:
+    text = """
+    from perdure import saga
+    async with saga() as s:
+        a = await charge(n)
+        {}
+        raise ValueError("no")
+    """
+    made = Change(
+        tmp_path,
+        "try:\n" + text.format("s.compensate(refund, a)").replace("\n", "\n    ") + "\nexcept ValueError:\n    pass",
+        text.format("pass"),
+    )
+    why = made.first()
+    assert why.current is not None
+    assert why.current.source == f"{made.after.file}:{why.current.source.rpartition(':')[2]}"
+
+
 def test_a_compensation_is_recorded_with_a_line_of_the_workflow(tmp_path: Path) -> None:
     text = """
     from perdure import saga

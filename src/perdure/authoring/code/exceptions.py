@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import msgspec
+
 from perdure.authoring.code.loop import INSIDES, LIBRARIES, BodyLoop, short
 from perdure.authoring.code.source_map import parse
 from perdure.errors import PerdureError
@@ -35,6 +37,8 @@ class RaisedErrors:
         # By id, with the exception, so that the id is not given again.
         self._found: dict[int, tuple[BaseException, list[tuple[CodeType, int]], list[tuple[CodeType, int]]]] = {}
         self._last: dict[FrameType, int] = {}
+        # Those that were reported before, by id.
+        self._known: dict[int, tuple[BaseException, Raised]] = {}
         loop.drain = self._traced  # type: ignore[method-assign]
 
     def _traced(self) -> None:
@@ -67,10 +71,23 @@ class RaisedErrors:
         found, self._found = self._found, {}
         self._last.clear()
         for error, places, after in found.values():
-            yield _raised(error, places, after)
+            one = _raised(error, places, after, len(self._known) + 1)
+            if id(error) in self._known:  # raised again: it comes from where it was raised first
+                first = self._known[id(error)][1]
+                one = msgspec.structs.replace(
+                    first,
+                    skipped=first.skipped | one.skipped,
+                    handlers=first.handlers | one.handlers,
+                    names=first.names | one.names,
+                    caught=one.caught,
+                )
+            self._known[id(error)] = error, one
+            yield one
 
 
-def _raised(error: BaseException, places: list[tuple[CodeType, int]], after: list[tuple[CodeType, int]]) -> Raised:
+def _raised(
+    error: BaseException, places: list[tuple[CodeType, int]], after: list[tuple[CodeType, int]], number: int
+) -> Raised:
     leap = _Leap()
     for code, line in places:
         if leap.follow(code, line, [n for other, n in after if other is code]):
@@ -89,6 +106,7 @@ def _raised(error: BaseException, places: list[tuple[CodeType, int]], after: lis
         leap.names,
         leap.caught,
         mistake,
+        number,
     )
 
 

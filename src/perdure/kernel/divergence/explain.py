@@ -8,6 +8,7 @@ moved up); then the explanation is the one that fits this run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -54,8 +55,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """What is known about a divergence at the op `recorded`.
 
     `commands` are pending, and not in the journal; `before` and `after` are the ops around `recorded` in the journal,
-    `asked` all ops that the code asked for, each in order. `inserted` is a command that came before `recorded`
-    and is not in the journal, where that is the divergence; `raised` the exceptions of the code since it last agreed.
+    `asked` all ops that the code asked for, each in order. `inserted` is a command that came before `recorded`, and is
+    not in the journal; `raised` are the exceptions of the code since it last agreed, `raised_before` those of before.
     """
 
     recorded: OpView
@@ -66,6 +67,7 @@ class Evidence(msgspec.Struct, frozen=True):
     source_map: SourceMap = NO_SOURCE
     inserted: OpView | None = None
     raised: Sequence[Raised] = ()
+    raised_before: Sequence[Raised] = ()
     # The arguments that the recorded op and the one in its place differ in, as text.
     arguments: Sequence[str] = ()
 
@@ -156,6 +158,8 @@ def explain(evidence: Evidence) -> Divergence:
         evidence = msgspec.structs.replace(evidence, recorded=msgspec.structs.replace(evidence.recorded, source=""))
     source_map = evidence.source_map
     current = _current(evidence)
+    if current is not None and current.kind == "end":
+        current = msgspec.structs.replace(current, source=_as_known(current.source, source_map))
     cause = _cause(evidence, current)
     if cause is not None:
         return _raises(evidence, cause)
@@ -177,6 +181,11 @@ def explain(evidence: Evidence) -> Divergence:
     )
 
 
+def _as_known(source: str, source_map: SourceMap) -> str:
+    """A line of a traceback, whose file has its whole path, as other lines are named."""
+    return max((place for place in source_map.code if source.endswith(f"/{place}")), key=len, default=source)
+
+
 def _cause(evidence: Evidence, current: OpView | None) -> Raised | None:
     """The exception that led the code away from the recorded op, if one did."""
     recorded = evidence.recorded
@@ -188,7 +197,10 @@ def _cause(evidence: Evidence, current: OpView | None) -> Raised | None:
             return raised
     if current is None or current.kind != "end" or current.name != "failed":
         return None
-    return next((raised for raised in evidence.raised if not raised.caught), None)
+    since = (raised for raised in evidence.raised if not raised.caught)
+    # One that waited for what the code does in the end, as in a `finally`, is raised again without a word.
+    before = (raised for raised in reversed(evidence.raised_before) if current.code.endswith(f"({raised})"))
+    return next(chain(since, before), None)
 
 
 def _compensates(current: OpView, recorded: OpView) -> bool:

@@ -31,7 +31,8 @@ class Raised(msgspec.Struct, frozen=True):
     """An exception that the code raised during replay, with the innermost line of the user's code.
 
     `skipped` are the lines that it led past, `handlers` those that handle it, as `file:line`; `names` what the skipped
-    lines mention. `caught`: the code caught it. `mistake`: no code raises it on purpose.
+    lines mention. `caught`: the code caught it. `mistake`: no code raises it on purpose. `number` tells those of an
+    execution apart: one that the code raises again, after it has waited, has the same.
     """
 
     type: str
@@ -43,6 +44,7 @@ class Raised(msgspec.Struct, frozen=True):
     names: set[str] = set()
     caught: bool = False
     mistake: bool = False
+    number: int = 0
 
     def __str__(self) -> str:
         """`KeyError: 'total'`."""

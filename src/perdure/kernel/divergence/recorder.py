@@ -40,7 +40,7 @@ Open: TypeAlias = Callable[[type[Replay]], Replay]
 class Recorder(Replay):
     """A replay that records the program's commands, and the evidence where it diverges."""
 
-    __slots__ = ("_delivered", "_watches", "asked", "found", "raised")
+    __slots__ = ("_delivered", "_handed", "_watches", "asked", "found", "raised", "rounds")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -48,9 +48,13 @@ class Recorder(Replay):
         self.found: Evidence | None = None
         # The exceptions of the code, each with the number of events before it and the path of its execution.
         self.raised: list[tuple[int, str, Raised]] = []
+        # By the path of an execution, how many events there were before it was advanced last.
+        self.rounds: dict[str, int] = {}
         self._watches: dict[str, Iterable[Raised]] = {}
         # The exceptions that the event being folded raises in the code, by type.
         self._delivered: frozenset[str] = frozenset()
+        # Exceptions that came from events, by path and number: the code may raise them again later.
+        self._handed: set[tuple[str, int]] = set()
         self._opened(self.execution, "")
 
     def _opened(self, child: Execution, path: str) -> None:
@@ -67,9 +71,12 @@ class Recorder(Replay):
             if not isinstance(command, CancelOp):
                 op = commanded_op(command)
                 self.asked.append(msgspec.structs.replace(op, path=f"{path}/{op.path}") if path else op)
-        self.raised += [
-            (self.state.next_seq, path, one) for one in self._watches.get(path, ()) if one.type not in self._delivered
-        ]
+        self.rounds[path] = self.state.next_seq
+        for one in self._watches.get(path, ()):
+            if one.type in self._delivered:
+                self._handed.add((path, one.number))
+            elif (path, one.number) not in self._handed:
+                self.raised.append((self.state.next_seq, path, one))
         super()._add_commands(commands, path, rules, at)
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
@@ -169,9 +176,20 @@ def explain_parts(
     source_map = NO_SOURCE if program is None else program.source_map()
     scope = recorded.path.rpartition("/")[0]
     last = numbers.get(scope, max(numbers.values(), default=-1))
-    raised = [one for number, path, one in trace.raised if number > last and path == asker]
+    # What was asked for in the same round as the exception is recorded after it.
+    last = min(last, trace.rounds.get(asker, 0) - 1)
+    raised: tuple[list[Raised], list[Raised]] = ([], [])
+    for number, path, one in trace.raised:
+        if path == asker:
+            raised[number <= last].append(one)
     evidence = msgspec.structs.replace(
-        evidence, recorded=recorded, before=before, after=after, source_map=source_map, raised=raised
+        evidence,
+        recorded=recorded,
+        before=before,
+        after=after,
+        source_map=source_map,
+        raised=raised[0],
+        raised_before=raised[1],
     )
     return Diverged(error.seq, explain(evidence))
 
