@@ -76,6 +76,10 @@ FORMS = {
         'class Pay:\n    def __call__(self, n):\n        executed.append("pay")\n        return n\npay = Pay()\n',
         "pay(n)",
     ),
+    "an attribute of an object": (
+        f"{ASYNC}class Tool:\n    def __init__(self, call):\n        self.call = call\nTOOL = Tool(pay)\n",
+        "await TOOL.call(n)",
+    ),
     "the function of the step": (f"@step\n{ASYNC}", "await pay.fn(n)"),
 }
 # The call stands elsewhere than in the body itself.
@@ -168,10 +172,46 @@ ELSEWHERE |= {
         definition=_SHIP + 'async def pay(n):\n    executed.append("pay")\n    return [n]\n', inline="step_inline"
     ),
 }
+# The call does not name the function: an explanation shows its definition.
+_TABLED = 'async def pay(n):  #!\n    executed.append("pay")\n    return n\n'
+TABLED = """
+{definition}
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await {call}
+    await ship(a)
+    await sleep(60)
+    return a
+"""
+TABLES = {
+    "a table": ("TABLE = {'pay': pay}\n", "TABLE['pay'](n)"),
+    "a list": ("EVERY = [pay]\n", "EVERY[0](n)"),
+    "a table in a table": ("TABLES = {'bank': {'pay': pay}}\n", "TABLES['bank']['pay'](n)"),
+    "a table of a class": ("class Bank:\n    every = {'pay': pay}\n", "Bank.every['pay'](n)"),
+    "a table of an object": (
+        "class Bank:\n    def __init__(self):\n        self.every = {'pay': pay}\nBANK = Bank()\n",
+        "BANK.every['pay'](n)",
+    ),
+    "a partial in a table": ("import functools\nTABLE = {'pay': functools.partial(pay)}\n", "TABLE['pay'](n)"),
+    "a method in a table": (
+        "class Bank:\n    async def pay(self, n):  #!\n        executed.append('pay')\n        return n\n"
+        "TABLE = {'pay': Bank().pay}\n",
+        "TABLE['pay'](n)",
+    ),
+    "a default": ("async def with_it(n, call=pay):\n    return await call(n)\n", "with_it(n)"),
+    "a name that the code makes": ("", "globals()['p' + 'ay'](n)"),
+    "an attribute by a name that the code makes": ("import sys\n", "getattr(sys.modules[__name__], 'p' + 'ay')(n)"),
+}
+AFTER_TABLED = {
+    name: TABLED.format(definition=(_TABLED if "#!" not in more else "") + more, call=call)
+    for name, (more, call) in TABLES.items()
+}
 HEADER = "from tests.divergence import shop\nfrom tests.divergence.shop import executed\n"
 AFTER = {
     **{name: PLAIN.format(definition=definition, call=call) for name, (definition, call) in FORMS.items()},
     **ELSEWHERE,
+    **AFTER_TABLED,
 }
 STILL_STEPS = {
     "under another name in code": (
@@ -199,6 +239,15 @@ STILL_STEPS = {
         "await pay(n)",
     ),
     "with options": ("@step\nasync def pay(n):\n    return n\n", "await pay.options(timeout=5)(n)"),
+    "made in the body": ("async def pay(n):\n    return n\n", "await step(pay)(n)"),
+    "made in a helper": (
+        "async def pay(n):\n    return n\ndef as_step(fn):\n    return step(fn)\n",
+        "await as_step(pay)(n)",
+    ),
+    "of a table of what was made": (
+        "async def pay(n):\n    return n\nSTEPS = {fn.__name__: step(fn) for fn in [pay]}\n",
+        "await globals()['STEPS']['pay'](n)",
+    ),
     "reached by a name that the code makes": (
         "@step(name='pay')\nasync def pay_step(n):\n    return n\ndef pay(n):\n    return pay_step(n)\n",
         "await globals()['p' + 'ay'](n)",

@@ -11,7 +11,7 @@ import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from perdure.kernel.commands import StepSpec
@@ -87,6 +87,8 @@ class Walk:
             self._module(found, attributes)
         elif isinstance(found, functools.partial):
             self.visit(found.func, attributes)
+        elif isinstance(found, MethodType):
+            self.visit(found.__func__, attributes)
         elif isinstance(found, dict):
             self._items(found.values())
         elif isinstance(found, list | tuple | set | frozenset):

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ import msgspec
 
 from perdure.authoring.code.call_graph import Walk, codes_of, instructions_of, is_users, own
 from perdure.authoring.code.loop import short
+from perdure.authoring.code.step import Step, step
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
 from perdure.kernel.divergence.source_map import Arms, Loop, Mention, SourceMap
@@ -57,6 +58,8 @@ class Code(msgspec.Struct, frozen=True):
     calls: dict[str, OpView]
     # The steps of the modules of these functions, called or not.
     defined: frozenset[str]
+    # Functions that are called by no name of theirs: from a table, or through an attribute that the code makes.
+    unnamed: dict[str, OpView]
 
     def lost_step(self, name: str, source: str = "") -> OpView | None:
         """What the code calls under the name of a step, if that is not a step; `source`: where the step was called.
@@ -64,8 +67,10 @@ class Code(msgspec.Struct, frozen=True):
         The function of a step may have had another name than the step. Without its decorator the code after it is a
         few lines further up.
         """
-        if name in self.steps or name in self.plain:
-            return None if name in self.steps else self.plain[name]
+        if name in self.steps:
+            return None
+        if name in self.plain or name in self.unnamed:
+            return self.plain.get(name) or self.unnamed[name]
         if name in self.defined:
             return None
         file, _, line = _in_any_folder(source).rpartition(":")
@@ -82,19 +87,25 @@ def read_code(fn: Callable[..., Any]) -> Code:
     mentions = {name: tuple(dict.fromkeys(found)) for name, found in walk.mentions.items()}
     steps = walk.steps - (walk.bypassed - walk.called)
     steps |= walk.inline_names()
-    defined = {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_)}
+    defined = {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_.values())}
     if not walk.complete:
         steps |= defined - walk.bypassed
+    unnamed = walk.unnamed(fn)
+    # What the body makes a step of is one.
+    made = {name for name, one in walk.plain.items() if one.source in walk.making}
+    steps |= ({*walk.plain, *unnamed} if walk.makes_any else made) - walk.bypassed
     source_map = SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops)
-    return Code(source_map, frozenset(steps), walk.plain, walk.calls if walk.complete else {}, frozenset(defined))
+    calls = walk.calls if walk.complete else {}
+    return Code(source_map, frozenset(steps), walk.plain, calls, frozenset(defined), unnamed)
 
 
-def _steps(names: dict[str, Any]) -> list[StepSpec]:
-    specs = [getattr(value, "spec", None) for value in list(names.values()) if type(value).__module__ == _STEP_MODULE]
-    return [spec for spec in specs if isinstance(spec, StepSpec)]
-
-
-_STEP_MODULE = "perdure.authoring.code.step"
+def _steps(values: Iterable[Any], depth: int = 1) -> Iterator[StepSpec]:
+    """The steps among some values, and in tables of them."""
+    for value in list(values):
+        if isinstance(value, Step):
+            yield value.spec
+        elif depth and isinstance(value, dict | list | tuple | set | frozenset):
+            yield from _steps(value.values() if isinstance(value, dict) else value, depth - 1)
 
 
 class _SourceWalk(Walk):
@@ -112,10 +123,14 @@ class _SourceWalk(Walk):
         self.calls: dict[str, OpView] = {}
         self.called: set[str] = set()
         self.bypassed: set[str] = set()
-        # Of each function: its name, its texts, and the names that it loads.
+        # Of each function: its name, its texts, and the names that it loads; and the functions themselves by name.
         self._functions: list[tuple[str, set[str], set[str]]] = []
+        self._reached: dict[str, FunctionType] = {}
         # The names of the modules whose functions were visited.
         self.globals: dict[int, dict[str, Any]] = {}
+        # Lines on which a body makes steps itself, and whether it makes them of what it is given.
+        self.making: set[str] = set()
+        self.makes_any = False
         # Where attributes of objects are read that the code alone does not show.
         self._reads: dict[str, tuple[CodeType, int]] = {}
 
@@ -127,6 +142,26 @@ class _SourceWalk(Walk):
             leading |= {name for name, _, loaded in self._functions if not loaded.isdisjoint(leading)}
         return {text for _, texts, loaded in self._functions if not loaded.isdisjoint(leading) for text in texts}
 
+    def unnamed(self, fn: Callable[..., Any]) -> dict[str, OpView]:
+        """Functions that are called, or may be, by name, at their definitions. Workflows are left out."""
+        found = dict(self._reached)
+        if not self.complete:
+            every = (value for names in self.globals.values() for value in list(names.values()))
+            found = {value.__name__: value for value in every if isinstance(value, FunctionType)} | found
+        known = {fn, *(own(workflow, "fn") for workflow in self.workflows)}
+        return {name: self._at_definition(one) for name, one in found.items() if one not in known}
+
+    def _at_definition(self, function: FunctionType) -> OpView:
+        code = function.__code__
+        place = self._place(code, code.co_firstlineno)
+        text = linecache.getline(code.co_filename, code.co_firstlineno).partition("  #")[0].strip()
+        return OpView("a plain function", function.__name__, function.__name__, "", place, text)
+
+    def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        super()._module(module, attributes)
+        if is_users(module.__name__):
+            self.globals[id(vars(module))] = vars(module)
+
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
         if not is_users(function.__module__ or ""):
@@ -134,6 +169,7 @@ class _SourceWalk(Walk):
         texts: set[str] = set()
         loaded: set[str] = set()
         self._functions.append((function.__name__, texts, loaded))
+        self._reached.setdefault(function.__name__, function)
         self.globals[id(function.__globals__)] = function.__globals__
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))
@@ -151,6 +187,8 @@ class _SourceWalk(Walk):
                 name = str(one.argval)
                 passed = inline == 1
                 inline = max(0, inline - (one.opname not in _SAME))
+                if line is not None and one.opname == "LOAD_FAST" and name not in local:
+                    self.makes_any |= self._place(code, line) in self.making
                 if (
                     one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK")
                     and name in local
@@ -217,6 +255,8 @@ class _SourceWalk(Walk):
         if isinstance(spec, StepSpec):
             self.called.add(spec.name)
             return
+        if line is not None and found is step:
+            self.making.add(self._place(code, line))
         if line is None or isinstance(found, Program) or not callable(found):
             return
         kind = "a class" if isinstance(found, type) else "a plain function"

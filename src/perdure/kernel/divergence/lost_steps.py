@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from perdure.errors import Diverged
-from perdure.kernel.divergence.advice import ways
+from perdure.kernel.divergence.advice import title_for, ways
 from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, StepStarted
 from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.policies.versions import Programs
@@ -36,6 +39,18 @@ def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) 
                 unchanged = event.code == program.source().digest()
             elif type(event) is ChildStarted and not event.detached and programs.serves(event.program, event.version):
                 children[event.op] = programs.find(event.program, event.version)
+
+
+def as_not_lost(divergence: Divergence, old: Source) -> Divergence:
+    """The same divergence, where a function was taken for a lost step by its line alone, and the old code had both."""
+    recorded, now = divergence.recorded, divergence.current
+    was_plain = now is not None and any(part.name.rpartition(".")[2] == now.name for part in old.parts)
+    if divergence.change != "type" or now is None or ":" in now.path or now.name == recorded.name or not was_plain:
+        return divergence
+    title = title_for("removed", recorded, None)
+    return msgspec.structs.replace(
+        divergence, change="removed", title=title, current=None, last=None, fix=ways(divergence.op)
+    )
 
 
 def _lost(event: StepStarted, now: OpView) -> Divergence:
