@@ -11,14 +11,15 @@ from perdure.errors import Diverged
 from perdure.kernel.divergence.patching import apply_diff
 from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.divergence.repair import Repairs
-from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.events import Batch, RunClaimed, RunStarted, WaitResolved
 from perdure.kernel.history.upgrade import fit_parts
 from perdure.kernel.parts import result_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.values.codec import Codec
 from tests.divergence import shop
-from tests.divergence.harness import Code, replay
+from tests.divergence.corpus import Case
+from tests.divergence.harness import Code, events, replay
 from tests.divergence.test_corpus import UNSAFE, Story, name, reaches
 
 # Nothing in a function that still exists has changed: a constant has, or a function is gone that the old code called.
@@ -47,6 +48,87 @@ def repaired(story: Story, batches: Sequence[Batch]) -> Diverged:
     found = Repairs(programs).repaired(raised.value, batches, sources, fits)
     assert isinstance(found, Diverged)
     return found
+
+
+def changed(folder: Path, before: str, after: str) -> Story:
+    """A run of code, and other code that it does not fit."""
+    return Story(Case("", "", before, after), folder)
+
+
+CHILD = """
+@workflow(name="paying")
+async def paying(n: int) -> int:
+    a = await charge(n)
+    {}await sleep(60)
+    return a
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    await audit(n)
+    a = await paying(n)
+    await sleep(60)
+    return a
+"""
+
+
+def test_a_change_of_a_child_is_compared_with_the_child_as_it_was(tmp_path: Path) -> None:
+    story = changed(tmp_path, CHILD.format(""), CHILD.format("await mail(n)\n    "))
+    found = repaired(story, story.cuts[-1]).divergence
+    assert found is not None
+    assert found.change == "inserted"
+    assert "@@ paying\n     a = await charge(n)\n+    await mail(n)\n" in found.changed
+    assert "audit" not in found.patch
+    assert '+    if patched("inserted-mail"):\n+        await mail(n)\n' in found.patch
+
+
+def test_the_code_of_the_last_op_is_meant_also_if_the_next_owner_has_claimed_the_run(tmp_path: Path) -> None:
+    text = "a = await charge(n)\n{}await sleep(60)"
+    story = changed(tmp_path, text.format(""), text.format("await asyncio.gather(mail(n), audit(n))\n"))
+    batches = story.cuts[-1]
+    claim = RunClaimed("next", 2, code=story.after.order.source().digest())
+    end = batches[-1].seq + len(batches[-1].events)
+    alone, claimed = (
+        repaired(story, one).divergence for one in (batches, [*batches, Batch(end, batches[-1].at, [claim])])
+    )
+    assert alone is not None
+    assert claimed is not None
+    assert claimed.changed == alone.changed != ""
+    assert claimed.patch == alone.patch != ""
+
+
+def test_a_fix_with_which_the_next_step_cannot_be_called_is_not_shown(tmp_path: Path) -> None:
+    before = """
+    from typing import Any
+
+    @step
+    async def book(cents: {}) -> int:
+        return 1
+
+    @step
+    async def find(n: int = 0) -> Any:
+        return {}
+
+    @workflow(name="order")
+    async def order(n: int = 7) -> int:
+        cents = await find()
+        await sleep(60)
+        return await book(cents)
+    """
+    after = before.replace("cents = await find()", "cents = await find(1)")
+    story = changed(tmp_path, before.format("int", 1), after.format("str", "'1'"))
+    asleep = next(cut for cut in story.cuts if any(isinstance(one, WaitResolved) for one in events(cut)))
+    found = repaired(story, asleep).divergence
+    assert found is not None
+    assert found.change == "inputs"
+    assert found.patch == ""
+
+
+def test_a_fix_ends_with_a_line_end_as_other_tools_expect(tmp_path: Path) -> None:
+    story = changed(tmp_path, "await charge(n)", "await charge(n + 1)")
+    found = repaired(story, story.cuts[-1]).divergence
+    assert found is not None
+    assert found.patch.endswith("\n")
+    assert not found.patch.endswith("\n\n")
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def _apply(store: str, id: str, dry_run: bool, json: bool) -> int:
     if json:
         write_json({"file": str(file), "patch": patch, "written": not dry_run})
     else:
-        print(patch)
+        print(patch, end="")
         note(f"{file} {'would be' if dry_run else 'was'} changed; run {id!r} continues when that code is deployed")
     return Exit.OK
 

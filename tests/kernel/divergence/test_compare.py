@@ -12,7 +12,10 @@ from perdure.kernel.divergence.source import Source, SourcePart
 
 
 class Case(NamedTuple):
-    """A function as it was and is; two ops, each as `kind path` with its line; the kinds told without and with both."""
+    """A function as it was and is; two ops, each as `kind path` with its line; the kinds told without and with both.
+
+    `helper` is another function, as it was and is, ten lines above; `later` what the journal has after the recorded op.
+    """
 
     before: str
     after: str
@@ -21,6 +24,13 @@ class Case(NamedTuple):
     told: str
     kind: str
     line: int = 0
+    helper: tuple[str, str] = ("", "")
+    later: tuple[str, ...] = ()
+
+
+POLLING = "for i in range(9):\n    await poll(i)\n    await sleep(1)\nawait done(x)"
+GUARDED = "for i in range(9):\n    if i > 1:\n        await order(i)\n    await tell(i)\nawait done(x)"
+LOCKED = 'async with lock("a"), lock("b"):\n    await book(x)\nawait mail(x)'
 
 
 CASES = {
@@ -129,6 +139,175 @@ CASES = {
         "inserted",
         1,
     ),
+    "a sleep in a loop is gone": Case(
+        POLLING,
+        POLLING.replace("    await sleep(1)\n", ""),
+        ("timer", "sleep:0", 3),
+        ("step", "poll:1", 2),
+        "more",
+        "removed",
+    ),
+    "a sleep leaves its loop": Case(
+        POLLING,
+        POLLING.replace("    await sleep(1)", "await sleep(1)"),
+        ("timer", "sleep:0", 3),
+        ("step", "poll:1", 2),
+        "more",
+        "reordered",
+    ),
+    "a step enters a lock": Case(
+        LOCKED,
+        LOCKED.replace("await mail", "    await mail"),
+        ("unlock", "lock:0/unlock", 1),
+        ("step", "mail:0", 3),
+        "type",
+        "reordered",
+    ),
+    "a condition in a loop": Case(
+        GUARDED,
+        GUARDED.replace("i > 1", "i > 5"),
+        ("step", "order:0", 3),
+        ("step", "tell:2", 4),
+        "more",
+        "branch",
+    ),
+    "a condition that ends a loop": Case(
+        GUARDED,
+        GUARDED.replace("    if i > 1:", "    if i > 3:\n        break\n    if i > 1:"),
+        ("step", "order:3", 3),
+        ("step", "done:0", 7),
+        "branch",
+        "fewer",
+    ),
+    "a loop that goes on": Case(
+        GUARDED, GUARDED.replace("9", "10"), ("step", "done:0", 5), ("step", "order:8", 3), "inserted", "more"
+    ),
+    "a handler in place of a failure": Case(
+        "s.compensate(undo)\nawait ship(x)\nawait mail(x)",
+        "s.compensate(undo)\ntry:\n    await ship(x)\nexcept ValueError:\n    pass\nawait mail(x)",
+        ("step", "compensate:0/undo:0", 1),
+        ("step", "mail:0", 6),
+        "fewer",
+        "branch",
+    ),
+    "one lock less in a line": Case(
+        LOCKED,
+        LOCKED.replace(', lock("b")', ""),
+        ("lock", "lock:1", 1),
+        ("step", "book:0", 2),
+        "reordered",
+        "removed",
+    ),
+    "one more lock in a line": Case(
+        LOCKED,
+        LOCKED.replace('lock("a"),', 'lock("all"), lock("a"),'),
+        ("lock", "lock:0", 1),
+        ("lock", "lock:0", 1),
+        "inputs",
+        "inserted",
+    ),
+    "another key of a lock": Case(
+        LOCKED,
+        LOCKED.replace('lock("a")', 'lock("c")'),
+        ("lock", "lock:0", 1),
+        ("lock", "lock:0", 1),
+        "inputs",
+        "inputs",
+    ),
+    "a question whose name is data": Case(
+        "for who in chain:\n    await approval(who)",
+        "for who in chain:\n    await approval(who)",
+        ("approval", "ann:0", 2),
+        ("approval", "bob:0", 2),
+        "removed",
+        "renamed",
+    ),
+    "questions whose names are data, in another order": Case(
+        "for who in chain:\n    await approval(who)",
+        "for who in chain:\n    await approval(who)",
+        ("approval", "ann:0", 2),
+        ("approval", "bob:0", 2),
+        "removed",
+        "reordered",
+        later=("bob:0",),
+    ),
+    "inputs of another name": Case(
+        "async for one in inputs(int, idle=3):\n    await take(one)",
+        'async for one in inputs(int, idle=3, name="cents"):\n    await take(one)',
+        ("signal", "input:0", 1),
+        ("signal", "cents:0", 1),
+        "inserted",
+        "renamed",
+    ),
+    "a child in place of a step": Case(
+        "await make(x)",
+        "await make(x)",
+        ("step", "make:0", 1),
+        ("child", "make:0", 1),
+        "type",
+        "type",
+        helper=("", "def make(x):\n    return x"),
+    ),
+    "a timeout of asyncio.wait": Case(
+        "await asyncio.wait(tasks)",
+        "await asyncio.wait(tasks, timeout=5)",
+        ("step", "mirror:1", 0),
+        ("timer", "timer:0", 1),
+        "inserted",
+        "inserted",
+    ),
+    "one more of a comprehension": Case(
+        "tasks = [one(x) for x in some]\nawait now()",
+        "tasks = [one(x) for x in (*some, 9)]\nawait now()",
+        ("now", "now:0", 2),
+        ("step", "one:2", 1),
+        "reordered",
+        "more",
+    ),
+    "a step of a helper, before which there is another one": Case(
+        "await load(x)",
+        "await note(x)\nawait load(x)",
+        ("step", "fetch:0", -9),
+        ("step", "note:0", 1),
+        "removed",
+        "inserted",
+        helper=("await fetch(x)", "await fetch(x)"),
+    ),
+    "a step of a helper that is gone": Case(
+        "await load(x)\nawait done(x)",
+        "await load(x)\nawait done(x)",
+        ("step", "fetch:0", -9),
+        ("step", "done:0", 2),
+        "type",
+        "removed",
+        helper=("await fetch(x)", "pass"),
+    ),
+    "a timer around a helper is gone": Case(
+        "async with asyncio.timeout(9):\n    await load(x)",
+        "await load(x)",
+        ("timer", "timer:0", 1),
+        ("step", "fetch:0", -9),
+        "reordered",
+        "removed",
+        helper=("await fetch(x)", "await fetch(x)"),
+    ),
+    "a constant leads elsewhere": Case(
+        'async with lock("a"):\n    if x > LIMIT:\n        continue\n    await book(x)',
+        'async with lock("a"):\n    if x > LIMIT:\n        continue\n    await book(x)',
+        ("unlock", "lock:0/unlock", 1),
+        ("step", "book:0", 4),
+        "type",
+        "branch",
+    ),
+    "a draw below another": Case(
+        "a = uuid4()\nb = now()",
+        "a = uuid4()\nc = uuid4()\nb = now()",
+        ("now", "now:0", 2),
+        ("uuid", "uuid:0", 1),
+        "inserted",
+        "inserted",
+        2,
+    ),
     "a draw above another": Case(
         "a = uuid4()\nb = random()",
         "c = uuid4()\na = uuid4()\nb = random()",
@@ -152,10 +331,14 @@ def test_both_sources_show_the_kind_and_the_line(name: str) -> None:
     recorded, current = op(case.recorded, "old.py"), op(case.current, "new.py")
     told = Divergence(case.told, recorded.path, "", recorded, current, "")
     before, after = (
-        Source((SourcePart(file, 11, "order", text),))
-        for file, text in (("old.py", case.before), ("new.py", case.after))
+        Source((SourcePart(file, 11, "order", text), *([SourcePart(file, 1, "load", helper)] if helper else ())))
+        for file, text, helper in (
+            ("old.py", case.before, case.helper[0]),
+            ("new.py", case.after, case.helper[1]),
+        )
     )
-    found = compared(told, before, after)
+    later = [OpView(recorded.kind, path, path.partition(":")[0]) for path in case.later]
+    found = compared(told, before, after, later)
     assert found.change == case.kind
     assert found.current is not None
     assert found.current.source == f"new.py:{(case.line or case.current[2]) + 10}"

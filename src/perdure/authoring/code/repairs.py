@@ -388,7 +388,7 @@ def _diff(file: str, text: str, edits: Sequence[Edit]) -> tuple[str, str, str]:
     after = _edited(before, edits)
     name = from_here(file)
     diff = difflib.unified_diff(before, after, name, name, n=2, lineterm="")
-    return name, "\n".join(diff), "\n".join(after) + "\n"
+    return name, "\n".join([*diff, ""]), "\n".join(after) + "\n"
 
 
 def _edited(lines: Sequence[str], edits: Sequence[Edit]) -> list[str]:

@@ -13,7 +13,9 @@ import msgspec
 
 from perdure.errors import Diverged, NotDecodable
 from perdure.kernel.divergence.compare import compared
-from perdure.kernel.divergence.model import Divergence
+from perdure.kernel.divergence.explain import recorded_op
+from perdure.kernel.divergence.lost_steps import as_not_lost
+from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
 from perdure.kernel.patches import commanded
@@ -65,6 +67,12 @@ def last_command(batches: Sequence[Batch]) -> int:
     """The number of the last event that the code asked for. An owner that only parked the run asked for nothing."""
     ops = (n for batch in batches for n, event in enumerate(batch.events, batch.seq) if commanded(event))
     return max(ops, default=batches[-1].seq + len(batches[-1].events))
+
+
+def ops_after(batches: Sequence[Batch], path: str) -> list[OpView]:
+    """The ops that a journal has after one."""
+    ops = [op for batch in batches for event in batch.events if (op := recorded_op(event)) is not None]
+    return ops[next((n for n, op in enumerate(ops, 1) if op.path == path), len(ops)) :]
 
 
 def executing(batches: Sequence[Batch], op: str) -> tuple[str, str, str]:
@@ -130,13 +138,19 @@ class Repairs:
             found = self._rewired(divergence, batches, sources, error.seq)
             if found is not None:
                 return Diverged(error.seq, found)
-        _, name, version = executing(batches, divergence.op)
+        path, name, version = executing(batches, divergence.op)
         if not self.programs.serves(name, version):
             return error
-        seq = error.seq if isinstance(error, Diverged) else last_command(batches)
+        # The next owner may have claimed the run before it replayed it: the code of the last op is meant.
+        seq = last_command(batches)
+        if isinstance(error, Diverged):
+            seq = min(seq, error.seq)
         recorded = sources.get(code_at(batches, seq), NO_SOURCE)
         program = self.programs.find(name, version)
-        divergence = compared(divergence, recorded, program.source())
+        if path and (parts := program.source().parts):
+            recorded = recorded.of(parts[0].name)  # that of the root is stored, and has those of its children
+        divergence = as_not_lost(divergence, recorded)
+        divergence = compared(divergence, recorded, program.source(), ops_after(batches, divergence.op))
         divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
         kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
         repair = yield from self._try(program, self._helped.get(kind), recorded, divergence)

@@ -32,6 +32,11 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
         """As it is stored."""
         return self.structure or msgspec.json.encode(self)
 
+    def of(self, name: str) -> Source:
+        """The same with this function as the program's own; empty if it has none of that name."""
+        own = [part for part in self.parts if part.name == name]
+        return Source((*own, *(part for part in self.parts if part.name != name))) if own else NO_SOURCE
+
     @lru_cache(1024)  # noqa: B019 (sources live as long as their programs)
     def digest(self) -> str:
         """The id of the blob that holds it; empty if there is nothing to hold."""
@@ -41,12 +46,21 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_SOURCE = Source()
 
 
-def pairs(old: Source, new: Source) -> Iterator[tuple[SourcePart, SourcePart]]:
-    """The functions that differ, as they were and as they are; the first of each source is the program's own."""
+def matched(old: Source, new: Source) -> Iterator[tuple[SourcePart | None, SourcePart | None]]:
+    """All functions, as they were and as they are, as far as they are in both; the program's own is the first."""
     now = {part.name: part for part in new.parts}
     for number, was in enumerate(old.parts):
         part = now.get(was.name) if number or not new.parts else new.parts[0]
-        if part is not None and part.text != was.text:
+        if part is not None:
+            now.pop(part.name, None)
+        yield was, part
+    yield from ((None, part) for part in now.values())
+
+
+def pairs(old: Source, new: Source) -> Iterator[tuple[SourcePart, SourcePart]]:
+    """The functions that differ, as they were and as they are."""
+    for was, part in matched(old, new):
+        if was is not None and part is not None and part.text != was.text:
             yield was, part
 
 
