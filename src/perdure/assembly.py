@@ -454,7 +454,7 @@ class Engine(Client):
                 counts,
                 until=None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now),
                 alone=alone,
-                is_held=self._scheduled.held.__contains__,
+                is_held=self._scheduled.is_held,
             )
         finally:
             if alone:

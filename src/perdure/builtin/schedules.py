@@ -83,8 +83,8 @@ class ScheduledRuns:
         self._leaving = asyncio.Event()
         # Whether a tick that begins this run may fire now. A sweep fires so many and leaves the rest to the next.
         self.may_fire: Callable[[str], bool] = lambda run: True
-        # The steps, by their idempotency keys, that only wait: for another sweep, or for the end of a run.
-        self.held: set[str] = set()
+        # The steps, by their idempotency keys, that only wait: for the end of a run with this id, or another sweep.
+        self._held: dict[str, str | None] = {}
 
     def open(self) -> None:
         """The engine is open, perhaps again."""
@@ -98,7 +98,7 @@ class ScheduledRuns:
         """Start the run of an order, unless the overlap policy says otherwise."""
         definition, order = request.definition, request.order
         if not self.may_fire(run_of(request.id, order)):
-            with self._holding():
+            with self._holding(None):
                 await asyncio.Event().wait()  # until the sweep is over, which hands the schedule over
         ahead = kernel.ahead(definition.spec, request.id, request.after)
         id = run_of(request.id, order)
@@ -159,14 +159,22 @@ class ScheduledRuns:
         return "skipped" if overlap == "skip" else "waits"
 
     @contextmanager
-    def _holding(self) -> Iterator[None]:
-        """The step that runs now only waits."""
+    def _holding(self, id: str | None) -> Iterator[None]:
+        """The step that runs now only waits: for the end of the run with this id, or None for another sweep."""
         key = step_context().id
-        self.held.add(key)
+        self._held[key] = id
         try:
             yield
         finally:
-            self.held.discard(key)
+            del self._held[key]
+
+    async def is_held(self, key: str) -> bool:
+        """Whether the step with this idempotency key waits for another sweep, or for a run that is still open."""
+        if key not in self._held:
+            return False
+        id = self._held[key]
+        # A run that has ended is about to be noticed.
+        return id is None or await self._open(id) is not None
 
     async def ended(self, id: str) -> bool:
         """Wait until no run under this id is open; False when the engine is left before."""
@@ -177,7 +185,7 @@ class ScheduledRuns:
             end = asyncio.ensure_future(self._end(run))
             leaving = asyncio.ensure_future(self._leaving.wait())
             try:
-                with self._holding():
+                with self._holding(id):
                     await asyncio.wait({end, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if not end.done():
                     return False

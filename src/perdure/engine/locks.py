@@ -7,7 +7,7 @@ that other processes release, so that waiting costs no statements.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,6 +78,8 @@ class Locker:
         self._holds: dict[str, Hold] = {}
         # The waiters for each lock; only the first of them polls the store.
         self._queues: dict[str, deque[asyncio.Event]] = {}
+        # Locks that are being released in the background, each as often as that is under way.
+        self._leaving: Counter[str] = Counter()
         # Locks that other processes hold and waiters here want.
         self._held_elsewhere: set[str] = set()
         self._changes = Subscription(
@@ -154,9 +156,10 @@ class Locker:
         return key in self._holds and self._holds[key].owner == owner
 
     async def owner(self, key: str) -> str | None:
-        """The owner of a lock, here or elsewhere."""
+        """The owner of a lock, here or elsewhere; None also while the lock is being released here."""
+        leaving = self._leaving[key] > 0
         lease = await self._leases.get(lease_key(key), self._clock.now())
-        return None if lease is None else lease.owner
+        return None if lease is None or leaving else lease.owner
 
     async def _try_acquire(
         self,
@@ -177,7 +180,7 @@ class Locker:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._spawn(self._undo(asking, mine()))
+            self._spawn_release(key, self._undo(asking, mine()))
             raise
         except StoreUnavailable:
             if not patient:
@@ -228,11 +231,11 @@ class Locker:
 
     def release_soon(self, hold: Hold) -> None:
         """Release a lock in the background."""
-        self._spawn(self.release(hold))
+        self._spawn_release(hold.key, self.release(hold))
 
     def release_left(self, key: str, owner: str) -> None:
         """Release in the background a lock that an owner may have left when its process died."""
-        self._spawn(self._release_left(key, owner))
+        self._spawn_release(key, self._release_left(key, owner))
 
     async def _release_left(self, key: str, owner: str) -> None:
         with suppress(NotOwner, StoreUnavailable):
@@ -357,10 +360,20 @@ class Locker:
         live = {lease.key for lease in await self._leases.live(PREFIX, now)}
         return [key for key in keys if lease_key(key) not in live]
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any], *done: Callable[[Any], object]) -> None:
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for callback in (self._tasks.discard, *done):
+            task.add_done_callback(callback)
+
+    def _spawn_release(self, key: str, work: Coroutine[Any, Any, Any]) -> None:
+        self._leaving[key] += 1
+        self._spawn(work, lambda _: self._released(key))
+
+    def _released(self, key: str) -> None:
+        self._leaving[key] -= 1
+        if not self._leaving[key]:
+            del self._leaving[key]
 
 
 async def _wait(turn: asyncio.Event, seconds: float | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -79,13 +79,13 @@ async def sweep(
     *,
     until: float | None,
     alone: bool,
-    is_held: Callable[[str], bool],
+    is_held: Callable[[str], Awaitable[bool]],
     config: SweepConfig = SweepConfig(),  # noqa: B008 - frozen
 ) -> SweepReport:
     """Do what is due and repeat, until nothing is due or `until` has come.
 
     `until` is in the time of the event loop. `alone`: nothing else advances runs here, so every run in memory was begun
-    by the sweep. `is_held`: whether the step with this idempotency key waits for another sweep.
+    by the sweep. `is_held`: whether the step with this idempotency key waits for another sweep, or for an open run.
     """
     claimed: set[str] = set()
     orchestrator.session.claimed = claimed
@@ -117,7 +117,7 @@ async def sweep(
     return SweepReport(**counts.taken, more=counts.held or not in_time or bool(locked))
 
 
-async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str], bool]) -> bool:
+async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str], Awaitable[bool]]) -> bool:
     """Whether a run was evicted, or is idle until something arrives that a sweep does not wait for."""
     driver = orchestrator.active.get(run_id)
     if driver is None:
@@ -127,8 +127,8 @@ async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str
         return residency not in (STARTING, LOADING, PARKING, SUSPECT)
     if driver.stale or not driver.saved:
         return False
-    running = driver.attempts.running.values()
-    if running and all(is_held(attempt.context.id) for attempt in running):
+    running = [attempt.context.id for attempt in driver.attempts.running.values()]
+    if running and all([await is_held(id) for id in running]):
         return not driver.attempts.calls
     state, due = driver.state, driver.state.wake_at
     if not driver.idle or (due is not None and due <= orchestrator.clock.now()):
@@ -141,7 +141,7 @@ async def _wait_idle(
     run_ids: Collection[str],
     begun: asyncio.Event,
     until: float | None,
-    is_held: Callable[[str], bool],
+    is_held: Callable[[str], Awaitable[bool]],
     poll_interval: float,
 ) -> bool:
     """Wait until all these runs are at rest, or another has begun; False when `until` comes before that."""
