@@ -107,7 +107,7 @@ async def test_what_is_kept_of_looks_is_bounded(monkeypatch: pytest.MonkeyPatch)
     async with Client(store) as client:
         for n in range(9):
             await client.get(f"00000000000000r{n}")
-        assert list(client._base.folded._kept) == [f"00000000000000r{n}" for n in (6, 7, 8)]
+        assert list(client._base.folded_states._kept) == [f"00000000000000r{n}" for n in (6, 7, 8)]
 
 
 async def test_a_journal_that_has_lost_its_end_is_damaged_also_when_it_is_read_in_slices(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import secrets
@@ -84,7 +85,8 @@ class StoreClient:
         self.signatures = Signatures(store, self.clock)
         self.states = StateCache()
         # For views of runs.
-        self.folded = FoldedJournals(store.journal)
+        self.folded = FoldedJournals(store.journal, whole=True)
+        self.folded_states = FoldedJournals(store.journal, whole=False)
         # The limits of queues, where they are known.
         self.queues: dict[str, Queue] = {}
         self._watch: RunWaiters | None = None
@@ -127,7 +129,8 @@ class StoreClient:
 
     async def stored_program(self, batches: Sequence[Batch], path: str = "") -> Program | None:
         """The program of a run, or of its child at an op path, from its stored structure; None if it has none."""
-        return self.structures.program(await self.stored_structures(batches), batches, path)
+        structures = await self.stored_structures(batches)
+        return await asyncio.to_thread(self.structures.program, structures, batches, path) if structures else None
 
     @property
     def is_open(self) -> bool:

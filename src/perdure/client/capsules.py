@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from perdure.client.base import StoreClient
+from perdure.client.folded import in_slices
 from perdure.client.gateway import RunGateway
 from perdure.client.queries import Queries
 from perdure.client.views import RunView
@@ -32,15 +35,16 @@ class Capsules:
         names, and `always`, is removed where it is.
         """
         paths = [redact] if isinstance(redact, str) else redact
-        return encode_capsule(take_out(await self.capsule(id), paths, (*self._base.redaction.texts, *always)))
+        capsule, hidden = await self.capsule(id), (*self._base.redaction.texts, *always)
+        return await asyncio.to_thread(lambda: encode_capsule(take_out(capsule, paths, hidden)))
 
     async def capsule(self, id: str) -> Capsule:
         """A run with its children and its large values."""
         run, _ = await self._base.require(id)
         root = run.root or run.run_id
-        batches = await self._base.store.journal.read(root)
+        batches = await in_slices(self._base.store.journal, root)
         blobs: dict[str, bytes] = {}
-        for blob in blobs_of(batches):
+        for blob in await asyncio.to_thread(blobs_of, batches):
             data = await self._base.store.blobs.get(blob)
             if data is None:
                 raise Corrupt(f"the blob {blob}", "it is missing", root)
@@ -49,7 +53,8 @@ class Capsules:
         started = batches[0].events[0]
         program = self._gateway.find_program(getattr(started, "program", ""))
         source = program.source().digest() if program is not None else ""
-        return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
+        make = partial(capsule_of, root, batches, blobs, source=source, now=self._base.clock.now())
+        return await asyncio.to_thread(make)
 
     async def import_run(self, data: bytes) -> RunView:
         """Import a run from a capsule into this store, for reading and replaying; no engine executes it.

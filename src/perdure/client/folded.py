@@ -21,11 +21,15 @@ KEPT, KEPT_BYTES = 64, 32 * 1024 * 1024
 
 
 class Folded:
-    """A run as far as its journal has been read. The next view continues it: keep nothing of it over an await."""
+    """A run as far as its journal has been read. The next view continues it: keep nothing of it over an await.
 
-    __slots__ = ("batches", "next_seq", "size", "state", "steps")
+    Only a `whole` one has its steps and its events, which of a long run are many objects.
+    """
 
-    def __init__(self, run_id: str) -> None:
+    __slots__ = ("batches", "next_seq", "size", "state", "steps", "whole")
+
+    def __init__(self, run_id: str, *, whole: bool) -> None:
+        self.whole = whole
         self.state = RunState(run_id)
         self.steps = StepRecords()
         self.batches: list[Batch] = []
@@ -35,16 +39,17 @@ class Folded:
     def feed(self, batches: Sequence[Batch]) -> None:
         """Fold what comes next."""
         self.state.fold_batches(batches)
-        self.steps.feed(batches)
-        self.batches += batches
+        if self.whole:
+            self.steps.feed(batches)
+            self.batches += batches
         self.next_seq = batches[-1].seq + len(batches[-1].events)
 
 
 class FoldedJournals:
     """The runs that were viewed last, by run_id of their root: only tails are read again."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, *, whole: bool) -> None:
+        self._journal, self._whole = journal, whole
         self._kept: OrderedDict[str, Folded] = OrderedDict()
 
     async def read(self, run_id: str, head: Head) -> Folded:
@@ -52,7 +57,7 @@ class FoldedJournals:
         # Taken out while it is read: two callers must not fold the same tail twice.
         folded = self._kept.pop(run_id, None)
         if folded is None or head.next_seq < folded.next_seq or _is_other(folded, head):
-            folded = Folded(run_id)
+            folded = Folded(run_id, whole=self._whole)
         while folded.next_seq < head.next_seq:
             batches = await self._journal.read(run_id, folded.next_seq, READ)
             if not batches:

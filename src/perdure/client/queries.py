@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -40,7 +40,7 @@ from perdure.client.views import (
     step_view,
 )
 from perdure.client.why import Why, World, alive, explain, unread, why_ended
-from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
+from perdure.errors import Corrupt, NoSuchOp, NotDecodable, PerdureError, UsageError
 from perdure.kernel.batches import OP, ROW, BatchInput
 from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_range, joined_outcomes
 from perdure.kernel.events import (
@@ -86,13 +86,17 @@ if TYPE_CHECKING:
     from perdure.kernel.program import Program
 
 # How many events of a journal a follower reads at a time.
-PAGE = 1000
+PAGE = 500
 # How many events are replayed by default to find the arguments of steps: the engine's loop is blocked meanwhile.
 REPLAYED = 2000
 # How many runs a search goes through, how many of a program and status are counted, and parts of a histogram.
 SEARCHED, COUNTED, BUCKETS = 100_000, 100_000, 1000
 # How many bytes of journals are read to explain the runs of a page.
 JOURNALS_READ = 8 * 1024 * 1024
+# How many bytes of journals are read and folded in one turn of the event loop.
+TOGETHER = 64 * 1024
+# What comes of folding a journal that no engine could have written.
+_UNREADABLE = (LookupError, AssertionError, msgspec.MsgspecError)
 # How many queued runs are counted to say how many are ahead of one.
 QUEUED_READ = 1000
 # How many runs that ask something are read at a time.
@@ -143,7 +147,7 @@ class Queries:
             return None
         run, head = found
         loaded = await self._load(run)
-        return run_view(loaded, head, (await self._base.folded.read(run.root or run.run_id, head)).state)
+        return run_view(loaded, head, (await self._base.folded_states.read(run.root or run.run_id, head)).state)
 
     async def list(self, filters: RunFilters, limit: int, cursor: str | None, *, values: bool = True) -> RunPage:
         """The runs that match, newest first, a page at a time."""
@@ -266,18 +270,41 @@ class Queries:
 
     async def _states_of(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, RunState | Exception]:
         """The folded journals of runs, the smallest first and as many as the budget allows."""
-        sizes = {run.root: run.size for run in runs}
-        wanted, spent = [], 0
-        for root in sorted(sizes, key=sizes.__getitem__):
-            spent += sizes[root]
+        heads = {run.root: Head(run.next_seq, run.updated_at.timestamp(), run.size) for run in runs}
+        wanted, spent = dict[str, Head](), 0
+        for root in sorted(heads, key=lambda root: heads[root].size):
+            spent += heads[root].size
             if budget is None or spent <= budget:
-                wanted.append(root)
+                wanted[root] = heads[root]
+        return await self._folded(wanted)
+
+    async def _folded(self, heads: Mapping[str, Head]) -> dict[str, RunState | Exception]:
+        """The folded journals of these roots: small ones some at a time, large ones in slices."""
         states: dict[str, RunState | Exception] = {}
-        for root, batches in (await self._base.store.journal.read_many(wanted)).items():
+        some: list[str] = []
+        size = 0
+        for root, head in heads.items():
+            if head.size > TOGETHER:
+                try:
+                    states[root] = (await self._base.folded_states.read(root, head)).state
+                except (PerdureError, *_UNREADABLE) as error:
+                    states[root] = error
+                continue
+            if some and size + head.size > TOGETHER:
+                states |= await self._folded_together(some)
+                some, size = [], 0
+            some.append(root)
+            size += head.size
+        return states | await self._folded_together(some) if some else states
+
+    async def _folded_together(self, roots: Sequence[str]) -> dict[str, RunState | Exception]:
+        states: dict[str, RunState | Exception] = {}
+        for root, batches in (await self._base.store.journal.read_many(roots)).items():
             try:
                 states[root] = batches if isinstance(batches, Exception) else fold(root, batches)
-            except (LookupError, AssertionError, msgspec.MsgspecError) as error:
+            except _UNREADABLE as error:
                 states[root] = error  # no journal that an engine could have written
+        await asyncio.sleep(0)
         return states
 
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
@@ -487,12 +514,15 @@ class Queries:
         Without the graph, it is drawn as it was when the run was executed. Takes the options of `Graph.diagram`.
         """
         run, _ = await self._base.require(id)
-        batches = await self._base.store.journal.read(run.root or run.run_id)
+        known = self._gateway.find_program(run.program, run.version)
+        if known is not None and known.dataflow is None:
+            return known.drawn({}, format, depth)  # says that it has no diagram
+        batches = await in_slices(self._base.store.journal, run.root or run.run_id)
         program = await self._program(run, batches)
         if program is None:
             raise UsageError(f"{run.id!r} is a run of {run.program}, which is not a graph that is known here")
         inside = f"{child_path(run)}/" if run.root else ""
-        statuses = op_statuses(batches)
+        statuses = await asyncio.to_thread(op_statuses, batches)
         # What did not run has no event.
         statuses |= {step.path: step.status for step in await self.steps(id) if step.path not in statuses}
         own = {path.removeprefix(inside): status for path, status in statuses.items() if path.startswith(inside)}
@@ -606,14 +636,18 @@ class Queries:
         """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
         self._base.check_open()
         found: list[ApprovalView] = []
-        now, asking = self._base.clock.now(), RunFilter(program=program, limit=ASKING_PAGE, asking=True)
-        async for page in pages(self._base.store, asking):
-            journals = await self._base.store.journal.read_many([row.run_id for row in page]) if page else {}
-            for row in page:
-                batches = journals.get(row.run_id, [])
+        now, asking = self._base.clock.now(), RunFilter(program=program, limit=ASKING_PAGE, asking=True, values=False)
+        while True:
+            page = await self._base.store.runs.list(asking)
+            states = await self._folded({row.run_id: head for row, head in page})
+            for row, _ in page:
+                state = states.get(row.run_id)
                 # A journal that cannot be read hides only its own approvals; `doctor` reports it.
-                if not isinstance(batches, Exception):
-                    found += await self._as_asked(row, approval_views(row, fold(row.run_id, batches), now))
+                if isinstance(state, RunState):
+                    found += await self._as_asked(row, approval_views(row, state, now))
+            if len(page) < asking.limit:
+                break
+            asking = replace(asking, cursor=page[-1][0].run_id)
         wanted = [a for a in found if name in (None, a.name) and (approver is None or a.answerable_by(approver))]
         return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
 

@@ -67,7 +67,7 @@ async def _asked(service: Service, run_id: str, op: str) -> ApprovalView | None:
     if found is None:
         return None
     row, head = found
-    state = (await client._base.folded.read(row.root or row.run_id, head)).state
+    state = (await client._base.folded_states.read(row.root or row.run_id, head)).state
     asked = next((one for one in approval_views(row, state, client.clock.now()) if one.path == op), None)
     if asked is None and state.finished is None and "[" in op:
         # An item of a long map asks, in a run of its own.

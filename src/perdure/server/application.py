@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from functools import partial
 from html import escape
 from typing import Any, get_origin, get_type_hints
 
@@ -68,6 +69,9 @@ QUERY_LIMIT = 32 * 1024
 # No value is nested deeper than this, which msgspec could decode.
 MAX_KEY = 255
 
+# How many items of a list are encoded in one turn of the event loop.
+SLICE = 2000
+
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
@@ -113,28 +117,21 @@ class Server:
         route, parameters = found
         assert isinstance(route, Route)
         assert isinstance(parameters, dict)
-        access = await self._admitted(request, route)
-        await self._check(request, route, access)
+        admit = partial(self._admitted, request, route)
+        access = await admit()
+        check_site(request)
         query = _query(route, request.query_params)
         key = _key(request)
         body = await _body(route, request)
         if not route.open:
             await self.service.ready()
-        call: Call[Any, Any] = Call(self.service, request, access, parameters, query, body, key)
-        return _response(request, route, await route.handler(call))
+        call: Call[Any, Any] = Call(self.service, request, access, parameters, query, body, key, admit)
+        return await _response(request, route, await route.handler(call))
 
     async def _admitted(self, request: Request, route: Route) -> Access:
         if route.open:
             return Access("public", ())
-        return await self._admit(request)
-
-    async def _admit(self, request: Request) -> Access:
-        if self.guard.signs_in:
-            await self.service.ready()  # tokens are in the store
-        return await self.guard.admit(request)
-
-    async def _check(self, request: Request, route: Route, access: Access) -> None:
-        check_site(request)
+        access = await self._admit(request)
         if not access.allows(route.role):
             raise Problem(
                 403,
@@ -142,6 +139,12 @@ class Server:
                 f"{access.name} may not do this: it takes the permission {route.role!r}",
                 hint=f"{access.name} may: {', '.join(sorted(access.may)) or 'nothing'}",
             )
+        return access
+
+    async def _admit(self, request: Request) -> Access:
+        if self.guard.signs_in:
+            await self.service.ready()  # tokens are in the store
+        return await self.guard.admit(request)
 
     async def _not_found(self, request: Request, methods: Any) -> Problem:
         _ = await self._admit(request)  # only those who are let in learn what there is
@@ -258,7 +261,7 @@ def _too_large(limit: int) -> Problem:
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
-def _response(request: Request, route: Route, result: Any) -> Any:
+async def _response(request: Request, route: Route, result: Any) -> Any:
     if isinstance(result, Reply):
         headers: Mapping[str, str] = {**result.headers, **({"ETag": result.etag} if result.etag else {})}
         status, result = result.status or route.status, result.result
@@ -270,7 +273,26 @@ def _response(request: Request, route: Route, result: Any) -> Any:
         headers, status = {}, route.status
     if status == 304:
         return Response(status_code=304, headers={**_NO_STORE, "Cache-Control": "no-cache", **headers})
-    return Response(_encode(result), status, headers={**_NO_STORE, **headers, "Content-Type": JSON})
+    body = await encoded(result)
+    return Response(body, status, headers={**_NO_STORE, **headers, "Content-Type": JSON})
+
+
+async def encoded(result: Any) -> bytes:
+    """An answer as JSON, encoded in slices, between which the event loop goes on."""
+    if not isinstance(result, msgspec.Struct):
+        return _encode(result)
+    parts: list[bytes] = []
+    for name in result.__struct_fields__:
+        value = getattr(result, name)
+        parts.append(b',"%b":' % name.encode())
+        if not isinstance(value, list) or len(value) <= SLICE:
+            parts.append(_encode(value))
+            continue
+        for start in range(0, len(value), SLICE):
+            parts += [b"," if start else b"[", _encode(value[start : start + SLICE])[1:-1]]
+            await asyncio.sleep(0)
+        parts.append(b"]")
+    return b"{" + b"".join(parts)[1:] + b"}"
 
 
 def _refused(request: Request, inner: str, problem: Problem) -> Response:

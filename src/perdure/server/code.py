@@ -16,7 +16,7 @@ from perdure.authoring.code.frames import inspect
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
 from perdure.kernel.divergence.repair import code_at
-from perdure.kernel.events import Batch
+from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.history.diff import INPUT, Diff
 from perdure.kernel.history.diff import diff as compare
 from perdure.kernel.history.ops import Op
@@ -38,7 +38,7 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
     The run is replayed, with no effects, where this process has the code of its program.
     """
     run, at = await call.run(), call.query.at
-    batches = await run.batches()
+    started, batches = await run.replayable()
     place = int(at) if at is not None and at.isdecimal() and len(at) < 16 else at
     sources = await sources_of(run.client.store.blobs, batches)
     programs = call.service.programs.here
@@ -51,9 +51,7 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
         problem = "this server has no programs; the process that executes the run has"
     else:
         try:
-            tasks, lines = await asyncio.to_thread(
-                _replayed, run, programs, batches, await _started(run, batches), place
-            )
+            tasks, lines = await asyncio.to_thread(_replayed, run, programs, started, batches, place)
         except (NoSuchOp, UsageError) as error:
             if isinstance(error, NoSuchOp):
                 raise
@@ -72,18 +70,13 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
     )
 
 
-async def _started(run: FoundRun, batches: Sequence[Batch]) -> Any:
-    return await run.client.payloads.with_input(batches), await run.client.payloads.inflate(batches)
-
-
 def _replayed(
-    run: FoundRun, programs: Programs, batches: Sequence[Batch], whole: Any, at: str | int | None
+    run: FoundRun, programs: Programs, started: RunStarted, batches: Sequence[Batch], at: str | int | None
 ) -> tuple[list[shapes.TaskItem], dict[str, dict[str, int]]]:
     """What a replay shows. In a thread: a body must not be driven inside a task, and a long one takes its time."""
-    started, inflated = whole
     codec = run.client.codec
-    tasks = inspect(programs, codec, run.root, started, inflated, at, WIDTH)
-    lines = executed_lines(programs, codec, run.root, started, inflated, at)
+    tasks = inspect(programs, codec, run.root, started, batches, at, WIDTH)
+    lines = executed_lines(programs, codec, run.root, started, batches, at)
     items = [
         shapes.TaskItem(
             task.program,
@@ -121,7 +114,7 @@ async def diff_runs(call: Call[None, None]) -> shapes.Diff:
         if run.child:
             raise Problem(422, "invalid_request", f"{run.row.id} is a child; give the run at the top of its tree")
     first, second = await a.batches(), await b.batches()
-    found = await asyncio.to_thread(compare, first, second)
+    found, ops = await asyncio.to_thread(_compared, a, b, first, second)
     differs, takes = found.first, await _sources((a, first), (b, second), found)
     return shapes.Diff(
         a=a.row.run_id,
@@ -130,8 +123,15 @@ async def diff_runs(call: Call[None, None]) -> shapes.Diff:
         added=found.added,
         removed=found.removed,
         takes=takes,
-        ops=[shapes.DiffItem(op.path, list(op.changes), _side(a, op.a), _side(b, op.b)) for op in found.ops],
+        ops=ops,
     )
+
+
+def _compared(
+    a: FoundRun, b: FoundRun, first: Sequence[Batch], second: Sequence[Batch]
+) -> tuple[Diff, list[shapes.DiffItem]]:
+    found = compare(first, second)
+    return found, [shapes.DiffItem(op.path, list(op.changes), _side(a, op.a), _side(b, op.b)) for op in found.ops]
 
 
 def _side(run: FoundRun, op: Op | None) -> shapes.DiffSide | None:

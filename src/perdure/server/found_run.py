@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -10,7 +11,17 @@ from msgspec import Raw
 
 from perdure.client.client import Client
 from perdure.client.folded import in_slices
-from perdure.kernel.events import AnyEvent, Batch, Entry, entries
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    Entry,
+    InputReplaced,
+    RunClaimed,
+    RunResumed,
+    RunStarted,
+    blob_of,
+    entries,
+)
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure
@@ -56,15 +67,21 @@ class FoundRun:
 
     async def state(self) -> RunState:
         """Its folded journal. Do not keep it over an await: the next request may continue it."""
-        return (await self.client._base.folded.read(self.root, self.head)).state
+        return (await self.client._base.folded_states.read(self.root, self.head)).state
 
-    async def table(self) -> OpTable:
-        """The ops of its journal, up to its present end."""
-        return await self.service.tables.read(self.client.store.journal, self.address, self.root)
+    async def table(self, enough: Callable[[OpTable], bool] = lambda table: False) -> OpTable:
+        """The ops of its journal, up to its present end, or until it is `enough`."""
+        return await self.service.tables.read(self.client.store.journal, self.address, self.root, enough)
 
     async def batches(self) -> list[Batch]:
         """Its whole journal, read in slices."""
         return await in_slices(self.client.store.journal, self.root)
+
+    async def replayable(self) -> tuple[RunStarted, Sequence[Batch]]:
+        """Its journal as a program sees it: how it was started, and the events with their values in place."""
+        batches, payloads = await self.batches(), self.client.payloads
+        about_it, offloaded = await asyncio.to_thread(_surveyed, batches)
+        return await payloads.with_input(about_it), await payloads.inflate(batches) if offloaded else batches
 
     async def entries(self, start: int, limit: int) -> list[Entry]:
         """At most `limit` events of the root's journal, from a number on."""
@@ -127,6 +144,19 @@ class FoundRun:
     def owns(self, op: str) -> bool:
         """Whether an op is part of it, or what an event without one is about."""
         return not self.child or op == self.child or op.startswith(f"{self.child}/")
+
+
+def _surveyed(batches: Sequence[Batch]) -> tuple[list[Batch], bool]:
+    """The events that say how a run was started, and whether there are values in blobs. It may take long."""
+    about_it = [
+        Batch(batch.seq, batch.at, events)
+        for batch in batches
+        if (events := [event for event in batch.events if isinstance(event, _ABOUT_IT)])
+    ]
+    return about_it, any(blob_of(event) for batch in batches for event in batch.events)
+
+
+_ABOUT_IT = (RunStarted, InputReplaced, RunClaimed, RunResumed)
 
 
 def _ascii(text: str) -> str:

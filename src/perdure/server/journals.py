@@ -20,7 +20,9 @@ from perdure.server.problems import Problem
 from perdure.server.routing import Call, Route
 
 # How many events are read at a time where most of them may not be wanted, and how many in one request.
-SCANNED, SCANNED_AT_MOST = 1000, 20_000
+SCANNED, SCANNED_AT_MOST = 250, 20_000
+# How many of them are made into answers in one turn of the event loop.
+TURN = 50
 # How many bytes of values a page with whole values has, but for the last of them.
 WHOLE = 4 * 1024 * 1024
 
@@ -35,7 +37,9 @@ async def list_events(call: Call[shapes.JournalQuery, None]) -> shapes.Journal:
         page = await run.entries(at, SCANNED)
         if not page:
             break
-        for entry in page:
+        for number, entry in enumerate(page):
+            if number % TURN == TURN - 1:
+                await asyncio.sleep(0)
             at = entry.seq + 1
             if _is_asked_for(entry.event, run, kinds, query.op):
                 item = await whole_item(run, entry) if query.whole else await event_item(run, entry)

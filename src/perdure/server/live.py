@@ -81,7 +81,7 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
 def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]]) -> EventStream:
     """A stream, if there are not too many."""
     call.service.streams.take()
-    return EventStream(call.service.streams, messages())
+    return EventStream(call.service.streams, messages(), call.admit)
 
 
 # What a stream ends with where it cannot go on.

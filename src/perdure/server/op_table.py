@@ -5,8 +5,11 @@ A run may have 100,000 ops: a list for each column takes a tenth of what objects
 
 from __future__ import annotations
 
+import asyncio
+import math
+from array import array
 from collections.abc import Iterable
-from itertools import islice
+from typing import Any
 
 from perdure.kernel.events import (
     AnyEvent,
@@ -38,6 +41,8 @@ from perdure.kernel.ids import op_name
 from perdure.server.shapes import Ops
 
 RUNNING, WAITING = "running", "waiting"
+# How many ops are put into a page in one turn of the event loop.
+SLICE = 4000
 
 
 class OpTable:
@@ -48,17 +53,15 @@ class OpTable:
         self.next_seq = 0
         self.rows: dict[str, int] = {}
         self.path: list[str] = []
+        self.group: list[str] = []
         self.kind: list[str] = []
         self.status: list[str] = []
-        self.start: list[float] = []
-        self.end: list[float | None] = []
-        self.attempts: list[int] = []
         self.source: list[str] = []
         self.queue: list[str] = []
-        self.first: list[int] = []
-        self.seq: list[int] = []
-        # When a wait was to end by itself; None where it was not.
-        self.due: list[float | None] = []
+        # Times are NaN where there are none: `due` is when a wait was to end by itself.
+        self.start, self.end, self.due = array("d"), array("d"), array("d")
+        # The numbers of the first and the last event of each op, and of the one that ended it; -1 where none has.
+        self.attempts, self.first, self.seq, self.brought = array("q"), array("q"), array("q"), array("q")
         # Of ops that were attempted more than once: start, end, start, end, ...
         self.tries: dict[int, list[float | None]] = {}
         self.owned: list[list[object]] = []
@@ -68,8 +71,8 @@ class OpTable:
         self.children: dict[str, str] = {}
         # The child runs that are graphs or flows.
         self.graphs: set[str] = set()
-        # The number of the event that ended each op.
-        self.brought: dict[str, int] = {}
+        # Texts that many ops have, each once.
+        self._shared: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self.path)
@@ -95,7 +98,8 @@ class OpTable:
             case StepSkipped():
                 self._ended(event.op, "skipped", seq, at)
             case WaitOpened():
-                self.due[self._begin(event.op, event.kind, WAITING, event.source, seq, at)] = event.deadline
+                row = self._begin(event.op, event.kind, WAITING, event.source, seq, at)
+                self.due[row] = math.nan if event.deadline is None else event.deadline
             case WaitResolved():
                 self._ended(event.op, _resolved(event.by), seq, at)
             case ChildStarted():
@@ -114,8 +118,8 @@ class OpTable:
                 self._begin(event.op, "state", RUNNING, event.source, seq, at)
                 self._ended(event.op, "succeeded", seq, at)
             case ChunkAppended() | StepProgressed():
-                if (row := self.rows.get(event.op)) is not None:
-                    self.seq[row] = seq
+                if event.op in self.rows:
+                    self.seq[self.rows[event.op]] = seq
             case RunStarted():
                 self.began = at
             case RunClaimed():
@@ -138,19 +142,22 @@ class OpTable:
         row = self.rows.get(op)
         if row is None:
             row = self.rows[op] = len(self.path)
+            shared, name = self._shared, op_name(op)
             self.path.append(op)
-            self.kind.append(kind)
+            self.group.append(shared.setdefault(name, name))
+            self.kind.append(shared.setdefault(kind, kind))
             self.status.append(status)
-            self.start.append(at)
-            self.end.append(None)
-            self.attempts.append(0)
-            self.source.append(source)
+            self.source.append(shared.setdefault(source, source))
             self.queue.append("")
+            self.start.append(at)
+            self.end.append(math.nan)
+            self.due.append(math.nan)
+            self.attempts.append(0)
             self.first.append(seq)
             self.seq.append(seq)
-            self.due.append(None)
+            self.brought.append(-1)
         else:
-            self.status[row], self.seq[row], self.end[row] = status, seq, None
+            self.status[row], self.seq[row], self.end[row] = status, seq, math.nan
         return row
 
     def _attempted(self, event: StepStarted, seq: int, at: float) -> None:
@@ -174,7 +181,7 @@ class OpTable:
         if row is None:
             return
         self.status[row], self.end[row], self.seq[row] = status, at, seq
-        self.brought[op] = seq
+        self.brought[row] = seq
         if row in self.tries and self.tries[row][-1] is None:
             self.tries[row][-1] = at
 
@@ -183,7 +190,7 @@ class OpTable:
         self._release(at)
         self._continue(at)
         for row, status in enumerate(self.status):
-            if self.end[row] is None and status in (RUNNING, WAITING, "retrying"):
+            if math.isnan(self.end[row]) and status in (RUNNING, WAITING, "retrying"):
                 self.status[row] = "unknown" if status == RUNNING and self.kind[row] == "step" else "cancelled"
                 self.end[row], self.seq[row] = at, seq
 
@@ -199,40 +206,52 @@ class OpTable:
         if self.held and self.held[-1][1] is None:
             self.held[-1][1] = at
 
-    def page(self, within: str, after: int, since: int, limit: int) -> Ops:
-        """Ops from number `after` on that have an event from `since` on; of a child, those within its op path."""
-        inside = f"{within}/" if within else ""
-        wanted = range(after, len(self.path))
-        if inside or since:
-            of = (n for n in wanted if self.seq[n] >= since and self.path[n].startswith(inside))
-            numbers = list(islice(of, limit + 1))
-        else:
-            numbers = list(wanted[: limit + 1])
-        rest = numbers[limit:]
-        numbers = numbers[:limit]
+    def ending(self, row: int) -> int | None:
+        """The number of the event that ended an op."""
+        return None if self.brought[row] < 0 else self.brought[row]
+
+    async def page(self, within: str, after: int, since: int, limit: int, *, complete: bool) -> Ops:
+        """Ops from number `after` on that have an event from `since` on; of a child, those within its op path.
+
+        Made in slices, between which the event loop goes on: a stream goes on from what was known at the beginning,
+        though another request may feed the table meanwhile. `complete`: no events of the run are left to be read.
+        """
+        next_seq, last, inside = self.next_seq, len(self.path), f"{within}/" if within else ""
+        numbers: list[int] = []
+        for start in range(after, last, SLICE):
+            some = range(start, min(start + SLICE, last))
+            whole = not inside and not since
+            numbers += some if whole else (n for n in some if self.seq[n] >= since and self.path[n].startswith(inside))
+            if len(numbers) > limit:
+                break
+            await asyncio.sleep(0)
+        rest, numbers = numbers[limit:], numbers[:limit]
+        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        for start in range(0, len(numbers), SLICE):
+            here = numbers[start : start + SLICE]
+            for name, found in columns.items():
+                some_of = map(getattr(self, name).__getitem__, here)
+                found += [None if at != at else at for at in some_of] if name in _TIMES else some_of
+            await asyncio.sleep(0)
         return Ops(
             run_id=self.run_id,
-            next_seq=self.next_seq,
-            total=len(self.path),
-            next=rest[0] if rest else None,
+            next_seq=next_seq,
+            total=last,
+            complete=complete,
+            next=rest[0] if rest else None if complete else last,
             number=numbers,
-            path=[self.path[n] for n in numbers],
-            kind=[self.kind[n] for n in numbers],
-            status=[self.status[n] for n in numbers],
-            start=[self.start[n] for n in numbers],
-            end=[self.end[n] for n in numbers],
-            attempts=[self.attempts[n] for n in numbers],
-            source=[self.source[n] for n in numbers],
-            group=[op_name(self.path[n]) for n in numbers],
-            queue=[self.queue[n] for n in numbers],
-            seq=[self.seq[n] for n in numbers],
-            due=[self.due[n] for n in numbers],
-            tries={str(n): self.tries[n] for n in numbers if n in self.tries},
-            owned=self.owned,
-            held=self.held,
+            tries={str(n): self.tries[n] for n in numbers if n in self.tries} if self.tries else {},
+            owned=[*self.owned],
+            held=[*self.held],
             began=self.began,
             ended=self.ended,
+            **columns,
         )
+
+
+# Columns in which NaN is null.
+_TIMES = ("end", "due")
+_COLUMNS = ("path", "kind", "status", "start", "end", "due", "attempts", "source", "group", "queue", "seq")
 
 
 def _resolved(by: str) -> str:

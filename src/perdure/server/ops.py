@@ -18,27 +18,39 @@ from perdure.kernel.values.arguments import by_name
 from perdure.server import shapes
 from perdure.server.found_run import FoundRun
 from perdure.server.journals import SCANNED
+from perdure.server.op_table import OpTable
 from perdure.server.routing import Call, Route
 from perdure.server.service import time_of
 
 # How many of the last chunks of a step are in an answer about it.
 CHUNKS = 100
+# How many slices of a journal are read at most to answer one request for ops.
+SLICES = 200
 # How many events a journal may have that is replayed to find the arguments of a step without being asked to.
 REPLAYED = 20_000
 
 
 async def list_ops(call: Call[shapes.OpsQuery, None]) -> shapes.Ops:
     """The ops of a run in columns, in the order in which they started."""
-    run = await call.run()
-    table = await run.table()
-    return table.page(call.query.child, call.query.after, call.query.since, call.query.limit)
+    run, query = await call.run(), call.query
+    read, wanted = 0, query.after + query.limit
+
+    def enough(table: OpTable) -> bool:
+        nonlocal read
+        read += 1
+        # Of a child, or of what has changed, it is not known how many ops have to be looked at.
+        return read > SLICES or (len(table) > wanted and not query.child and not query.since)
+
+    table = await run.table(enough)
+    complete = table.next_seq >= run.head.next_seq
+    return await table.page(query.child, query.after, query.since, query.limit, complete=complete)
 
 
 async def get_op(call: Call[shapes.OpQuery, None]) -> shapes.OpDetail:
     """One op with its attempts, its value, and its arguments where they are known."""
     run, path = await call.run(), call.path["path"]
     path = f"{call.query.child}/{path}" if call.query.child else path
-    table = await run.table()
+    table = await run.table(lambda table: path in table.rows and table.ending(table.rows[path]) is not None)
     number = table.rows.get(path)
     if number is None:
         raise NoSuchOp(path[:200], table.path[:20])
@@ -46,7 +58,7 @@ async def get_op(call: Call[shapes.OpQuery, None]) -> shapes.OpDetail:
     own: list[Entry] = []
     at = first
     while at <= last:
-        found = await run.entries(at, SCANNED)
+        found = await run.entries(at, min(SCANNED, last - at + 1))
         if not found:
             break
         own += [entry for entry in found if getattr(entry.event, "op", "") == path and entry.seq <= last]
@@ -56,7 +68,7 @@ async def get_op(call: Call[shapes.OpQuery, None]) -> shapes.OpDetail:
     opened: Any = events.get("WaitOpened") or events.get("ChildStarted") or events.get("ValueRecorded")
     resolved: Any = events.get("WaitResolved")
     finished: Any = events.get("ChildFinished")
-    ending = next((one for one in own if one.seq == table.brought.get(path)), None)
+    ending = next((one for one in own if one.seq == table.ending(number)), None)
     inputs, came_from = await _inputs(run, path, record, call.query.inputs)
     return shapes.OpDetail(
         path=path,
@@ -114,8 +126,7 @@ async def _inputs(run: FoundRun, path: str, record: StepRecord | None, replayed:
     programs = run.service.programs.here
     if programs is None or replayed is False or (replayed is None and run.head.next_seq > REPLAYED):
         return None, None
-    batches = await run.batches()
-    started, whole = await run.client.payloads.with_input(batches), await run.client.payloads.inflate(batches)
+    started, whole = await run.replayable()
     try:
         found = await asyncio.to_thread(
             arguments, programs, run.client.codec, run.root, started, _until(whole, path), None

@@ -46,7 +46,9 @@ class Call(Generic[Q, B]):
     path: Mapping[str, str]
     query: Q
     body: B
-    key: str = ""
+    key: str
+    # Asks again who the caller is; raises a Problem if the caller may not do this any more.
+    admit: Callable[[], Awaitable[Access]]
 
     async def run(self) -> FoundRun:
         """The run that its path and its query name."""

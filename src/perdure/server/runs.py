@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from perdure.client.folded import sliced
 from perdure.client.queries import COUNTED, RowPage
 from perdure.client.views import Loaded, RunSummary, run_summary
 from perdure.client.why import Why
@@ -96,8 +98,12 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
         reasons = await service.client.reasons([_summary(row, head) for row, head, _ in seen])
         texts = {row.run_id: text for row, _, text in seen}
         why = {id: _why(one, texts[id]) for id, one in reasons.items()}
+    runs: list[shapes.RunItem] = []
+    for some in sliced(seen):
+        runs += [shapes.RunItem(**run_item(row, head)) for row, head, _ in some]
+        await asyncio.sleep(0)
     return shapes.Runs(
-        runs=[shapes.RunItem(**run_item(row, head)) for row, head, _ in seen],
+        runs=runs,
         next=None if found.cursor is None else cursor(found.cursor, query),
         why=why,
         searched=found.searched,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from perdure.server.developing import Development
 
 # How many events are decoded and folded in one turn of the event loop, which is the host's.
-SLICE = 500
+SLICE = 250
 # How many tables are kept, and how many ops they may have together.
-TABLES, OPS_KEPT = 64, 300_000
+TABLES, OPS_KEPT = 64, 200_000
 # No op path or id is longer.
 MAX_PATH = 10_000
 
@@ -108,11 +108,16 @@ class Tables:
         self._tables: OrderedDict[str, OpTable] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def read(self, journal: Journal, address: str, root: str) -> OpTable:
-        """The ops of a journal, up to its present end; what was read before is not read again."""
+    async def read(
+        self, journal: Journal, address: str, root: str, enough: Callable[[OpTable], bool] = lambda table: False
+    ) -> OpTable:
+        """The ops of a journal, up to its present end or until it is `enough`; what was read is not read again."""
         async with self._lock(address):
             table = self._tables.pop(address, None) or OpTable(root)
-            while batches := await journal.read(root, table.next_seq, SLICE):
+            while not enough(table):
+                batches = await journal.read(root, table.next_seq, SLICE)
+                if not batches:
+                    break
                 table.feed(batches)
                 await asyncio.sleep(0)
             self._tables[address] = table

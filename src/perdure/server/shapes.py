@@ -285,7 +285,7 @@ class OpsQuery(Query, frozen=True):
     child: str = ""
     after: Annotated[int, Meta(ge=0, le=2**53, description="Ops from this number on, in the order they began.")] = 0
     since: Annotated[int, Meta(ge=0, le=2**53, description="Only ops with an event from this number on.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=200_000)] = 20_000
+    limit: Annotated[int, Meta(ge=1, le=50_000)] = 20_000
 
 
 class Ops(Struct, frozen=True, kw_only=True):
@@ -295,6 +295,9 @@ class Ops(Struct, frozen=True, kw_only=True):
     next_seq: int
     """The events below this number are in the answer: a stream goes on from it."""
     total: int
+    """How many ops there are below `next_seq`."""
+    complete: bool
+    """Whether that is all there is by now. Of a long run the first pages come before all of it is read."""
     next: int | None
     """What to give as `after` for the ops that follow."""
     number: list[int]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,14 @@ class StreamLimits:
     retry_ms: int = 2000
     """How long a browser waits before it connects again."""
     comment_every: float = 15.0
+    """How often a comment shows that the stream is alive, and it is asked again whether the caller may see it."""
     longest: float = 600.0
     """After this the client connects again, perhaps to another server."""
     at_once: int = 256
     behind: int = 256
     """How many messages wait for a client that reads slowly, before the store is read no further."""
+    exit_poll: float = 1.0
+    """How often it is looked whether the process is about to exit: its server waits for open streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,15 @@ class Streams:
 
 
 class EventStream:
-    """An ASGI response that sends messages as they come, and ends when they end, or when its time is over."""
+    """An ASGI response that sends messages as they come, and ends when they end, or when its time is over.
 
-    def __init__(self, streams: Streams, messages: AsyncIterator[Message]) -> None:
-        self._streams, self._messages = streams, messages
+    `admit` raises a Problem once the caller may no longer see it.
+    """
+
+    def __init__(
+        self, streams: Streams, messages: AsyncIterator[Message], admit: Callable[[], Awaitable[object]]
+    ) -> None:
+        self._streams, self._messages, self._admit = streams, messages, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, the limit, or the client's leaving."""
@@ -94,29 +103,37 @@ class EventStream:
         queue: asyncio.Queue[Message | None] = asyncio.Queue(limits.behind)
         pump = asyncio.create_task(self._pump(queue))
         gone = asyncio.create_task(_gone(receive))
+        getting = asyncio.create_task(queue.get())
         try:
-            end = time.monotonic() + limits.longest
-            while (left := end - time.monotonic()) > 0:
-                getting = asyncio.create_task(queue.get())
-                done, _ = await asyncio.wait(
-                    {getting, gone}, timeout=min(left, limits.comment_every), return_when=asyncio.FIRST_COMPLETED
-                )
-                if getting not in done:
-                    getting.cancel()
-                    if gone in done:
-                        return
-                    await _body(send, b": still here\n\n")
-                    continue
-                message = getting.result()
-                if message is None:
+            now = time.monotonic()
+            end, comment = now + limits.longest, now + limits.comment_every
+            while now < end and not _is_exiting():
+                until = min(end, comment, now + limits.exit_poll) - now
+                done, _ = await asyncio.wait({getting, gone}, timeout=until, return_when=asyncio.FIRST_COMPLETED)
+                now = time.monotonic()
+                if gone in done:
                     return
-                await _body(send, message.encoded())
+                if getting in done:
+                    message = getting.result()
+                    if message is None:
+                        return
+                    getting = asyncio.create_task(queue.get())
+                    await _body(send, message.encoded())
+                if now >= comment:
+                    comment = now + limits.comment_every
+                    try:
+                        await self._admit()
+                    except Problem as problem:
+                        await _body(send, Message(problem.body(""), event="problem").encoded())
+                        return
+                    if not done:
+                        await _body(send, b": still here\n\n")
         except OSError:
             return  # the client has gone
         finally:
-            for task in (pump, gone):
+            for task in (pump, gone, getting):
                 task.cancel()
-            await asyncio.gather(pump, gone, return_exceptions=True)
+            await asyncio.gather(pump, gone, getting, return_exceptions=True)
 
     async def _pump(self, queue: asyncio.Queue[Message | None]) -> None:
         try:
@@ -143,3 +160,12 @@ async def _body(send: Send, data: bytes) -> None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _is_exiting() -> bool:
+    """Whether the server has been told to exit. It says so to no application, and waits for requests to end.
+
+    The handler of its signal is a method of uvicorn's server; other servers end what is open by themselves.
+    """
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", False) is True

@@ -6,7 +6,7 @@ reported, but are not a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Diff(msgspec.Struct):
 def diff(a: Sequence[Batch], b: Sequence[Batch]) -> Diff:
     """Compare two journals op by op."""
     first, second = outcomes(a), outcomes(b)
-    return Diff([_compare(path, first.get(path), second.get(path)) for path in _merged(first, second)])
+    return Diff([_compare(path, first.get(path), second.get(path)) for path in _merged([*first], [*second])])
 
 
 def _compare(path: str, a: Op | None, b: Op | None) -> OpDiff:
@@ -78,17 +78,16 @@ def _without_traceback(error: Failure | None) -> tuple[str, str] | None:
     return None if error is None else (error.type, error.message)
 
 
-def _merged(a: Iterable[str], b: Iterable[str]) -> list[str]:
+def _merged(a: Sequence[str], b: Sequence[str]) -> list[str]:
     """The paths of both, in the order of `a`; paths only in `b` come after their predecessor in `b`."""
-    merged = list(a)
-    known = set(merged)
-    place = 0
+    known, after = set(a), dict[str, list[str]]()
+    predecessor = ""
     for path in b:
         if path in known:
-            place = merged.index(path) + 1
+            predecessor = path
         else:
-            merged.insert(place, path)
-            place += 1
+            after.setdefault(predecessor, []).append(path)
+    merged = [*after.get("", ()), *(one for path in a for one in (path, *after.get(path, ())))]
     if RESULT in merged:
         merged.remove(RESULT)
         merged.append(RESULT)

@@ -55,16 +55,18 @@ _UPDATE_RUN = compose("update perdure_runs set <changes> where run_id = ?1", cha
 _REPLACE_INPUT = compose("update perdure_runs set <changes> where run_id = ?1", changes=_assign(CHANGED_WITH_INPUT))
 _PUT_CHILD = compose(INSERT_RUN + " on conflict (run_id) do update set <changes>", changes=_assign(CHANGED_IN_CHILD))
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. With a
-# size as their last parameter, both statements find nothing that is larger; of one journal only the part from `start`
-# on counts, since a follower reads the end of a long one again and again.
+# size as their last parameter, both statements find nothing that is larger; of one journal only what is asked for
+# counts, since a follower reads the end of a long one again and again. The size is in the limit: as a condition it
+# would be evaluated for each row.
 _READ = """
     select seq, at, checksum, cast(events as blob),
         (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
-      and (?4 is null or coalesce(
-        (select size * max(0, next_seq - ?2) <= ?4 * next_seq from perdure_heads where run_id = ?1), true))
-    order by seq limit coalesce(?3 + 1, -1)
+    order by seq
+    limit case when ?4 is null or coalesce((
+        select size * min(max(0, next_seq - ?2), coalesce(?3, next_seq)) <= ?4 * next_seq
+        from perdure_heads where run_id = ?1), true) then coalesce(?3 + 1, -1) else 0 end
 """
 _READ_MANY = """
     select j.run_id, j.seq, j.at, j.checksum, cast(j.events as blob), h.next_seq
