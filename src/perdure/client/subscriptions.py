@@ -71,22 +71,19 @@ class RunWaiters:
         """The row of a run that has ended, or is parked; waits for as long as that takes."""
         if run_id in self._unreadable:
             raise self._unreadable[run_id]
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[RunRow] = loop.create_future()
-        # Before the store is asked: the run may be loaded and end here in the meantime.
-        self._waiters.setdefault(run_id, set()).add(waiter)
-        try:
-            found = () if self._is_local(run_id) else await self._store.runs.finished([run_id])
-            if waiter.done():
-                return waiter.result()
-            for row in found:
+        if not self._is_local(run_id):
+            for row in await self._store.runs.finished([run_id]):
                 if isinstance(row, Corrupt):
                     raise row
                 if not self._is_resumed(row):
                     return row
                 self._withheld = True
-            if self._changes.start():
-                self._checked = loop.time()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[RunRow] = loop.create_future()
+        self._waiters.setdefault(run_id, set()).add(waiter)
+        if self._changes.start():
+            self._checked = loop.time()
+        try:
             return await waiter
         finally:
             waiters = self._waiters.get(run_id)
