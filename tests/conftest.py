@@ -60,6 +60,8 @@ LONGEST = (
 )
 # What shares a fixture of its module stays in order.
 TOGETHER = ("tests/crash/test_damage.py",)
+# What shares a browser begins in one process, and is over before another could take a part of it.
+BROWSER = "tests/ui/"
 # A process of xdist is given a block of neighbours. The end of each is without tests that wait, for an even end of all.
 SHARE = 0.9
 
@@ -71,8 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if blocks > 1:
         waiting = [item for item in items if waits(item.nodeid)]
         waiting.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
-        others = [item for item in items if not waits(item.nodeid)]
-        items[:] = [item for n in range(blocks) for item in block(n, blocks, waiting, others)]
+        browser = [item for item in items if item.nodeid.startswith(BROWSER)]
+        others = [item for item in items if not waits(item.nodeid) and item not in browser]
+        items[:] = [*browser, *(item for n in range(blocks) for item in block(n, blocks, waiting, others))]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,14 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urljoin
 
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
-from perdure import Engine
+from perdure import Engine, Invocation
 from tests.ui import shop
-from tests.ui.store import seeded
+from tests.ui.store import at_work, seeded
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Served:
         self._loop = asyncio.new_event_loop()
         self._ready: Future[None] = Future()
         self._stop = asyncio.Event()
+        self._serving: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
         self._thread = threading.Thread(target=self._run, args=(opened,), daemon=True)
         self._thread.start()
         self._ready.result(60)
@@ -62,18 +64,23 @@ class Served:
 
     async def serve(self, app: Any) -> None:
         """Serve an application until the test session is over."""
+        self.url = await self.also(app)
+        self._ready.set_result(None)
+        await self._stop.wait()
+        for server, _ in self._serving:
+            server.should_exit = True
+        await asyncio.gather(*(serving for _, serving in self._serving))
+
+    async def also(self, app: Any) -> str:
+        """Serve another application, and return where it is."""
         config = uvicorn.Config(
             app, host="127.0.0.1", port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
         )
         server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
+        self._serving.append((server, asyncio.create_task(server.serve())))
         while not server.started:
             await asyncio.sleep(0.01)
-        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-        self._ready.set_result(None)
-        await self._stop.wait()
-        server.should_exit = True
-        await serving
+        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in the loop of the engine."""
@@ -90,7 +97,6 @@ class Shop:
     """The server of the seeded store."""
 
     served: Served
-    ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -106,6 +112,14 @@ class Shop:
         """Do something in the loop of the engine."""
         return self.served.do(work)
 
+    def start(self, invocation: Invocation[Any], *, id: str, **options: Any) -> None:
+        """Start a run."""
+
+        async def started() -> None:
+            _ = await self.engine.start(invocation, id=id, **options)
+
+        self.do(started())
+
     def run_id(self, id: str) -> str:
         """The run_id of an id."""
         view = self.do(self.engine.get(id))
@@ -118,20 +132,59 @@ class Shop:
 
 
 @pytest.fixture(scope="session")
-def shop_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A server of the seeded store, with an engine that executes its runs."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('ui')}/shop.db"
-    seeded(url, wide=10_000)
+def seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The seeded store, to be copied."""
+    path = tmp_path_factory.mktemp("ui") / "seed.db"
+    seeded(f"sqlite:///{path}", wide=10_000)
+    return path
+
+
+def opened_shop(seed: Path, name: str) -> Served:
+    """A server of a copy of the seeded store, with an engine that executes its runs."""
+    url = f"sqlite:///{shutil.copy(seed, seed.with_name(f'{name}.db'))}"
 
     async def opened(served: Served) -> None:
         programs = [*shop.PROGRAMS, shop.invoices(changed=True)]
         async with Engine(url, programs, queues=shop.QUEUES, steps=[shop.send_mail], name="berlin-3") as engine:
             served.engine = engine
+            await at_work(engine)
+            await served.serve(engine.asgi())
+
+    return Served(opened)
+
+
+@pytest.fixture(scope="session")
+def shop_server(seed: Path) -> Iterator[Shop]:
+    """A server for tests that start runs and act on them."""
+    served = opened_shop(seed, "shop")
+    try:
+        yield Shop(served)
+    finally:
+        served.end()
+
+
+@pytest.fixture(scope="session")
+def still_shop(seed: Path) -> Iterator[Shop]:
+    """A server for tests that only look: what it shows is what was seeded."""
+    served = opened_shop(seed, "still")
+    try:
+        yield Shop(served)
+    finally:
+        served.end()
+
+
+@pytest.fixture(scope="session")
+def empty_server() -> Iterator[str]:
+    """Where a server of an empty store is."""
+
+    async def opened(served: Served) -> None:
+        async with Engine("memory://", shop.PROGRAMS) as engine:
+            served.engine = engine
             await served.serve(engine.asgi())
 
     served = Served(opened)
     try:
-        yield Shop(served)
+        yield served.url
     finally:
         served.end()
 
@@ -197,12 +250,13 @@ class Complaints:
         """Requests with this in their address may have this answer."""
         self._expected.append((part, status))
 
-    def watch(self, page: Page, base: str) -> None:
-        """Note what a page does."""
+    def watch(self, page: Page, base: str = "") -> None:
+        """Note what a page does. It may ask for what is below `base`, or on the server that it asks first."""
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.found.append(f"error: {error}"))
         page.on("response", self._response)
-        page.on("request", lambda request: self._request(request, base))
+        below = [base] if base else []
+        page.on("request", lambda request: self._request(request, below))
 
     def _console(self, message: ConsoleMessage) -> None:
         # Chromium tells of failed requests in the console too.
@@ -215,8 +269,10 @@ class Complaints:
         if response.status >= 400 and not allowed:
             self.found.append(f"{response.status}: {response.request.method} {response.url}")
 
-    def _request(self, request: Request, base: str) -> None:
-        if not request.url.startswith((base, "data:", "blob:")):
+    def _request(self, request: Request, below: list[str]) -> None:
+        if not below:
+            below.append(urljoin(request.url, "/"))
+        if not request.url.startswith((below[0], "data:", "blob:")):
             self.found.append(f"outside: {request.url}")
 
 
@@ -229,7 +285,7 @@ def complaints() -> Iterator[Complaints]:
 
 
 @pytest.fixture
-def new_page(browser: BrowserThread, shop_server: Shop, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+def new_page(browser: BrowserThread, complaints: Complaints) -> Iterator[Callable[..., Page]]:
     """Makes pages, each in a context of its own: `new_page(width=390, theme="dark", zone="Europe/Berlin")`."""
     made = []
 
@@ -241,7 +297,7 @@ def new_page(browser: BrowserThread, shop_server: Shop, complaints: Complaints) 
         context.set_default_timeout(PATIENCE_MS)
         made.append(context)
         page = context.new_page()
-        complaints.watch(page, base or shop_server.url)
+        complaints.watch(page, base)
         return page
 
     yield make

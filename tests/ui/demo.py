@@ -16,7 +16,7 @@ from perdure import Engine
 from perdure.cli.dev import has_screen, listening
 from perdure.cli.exits import Problem
 from tests.ui import shop
-from tests.ui.store import seeded
+from tests.ui.store import at_work, seeded
 
 
 def port() -> socket.socket:
@@ -46,6 +46,7 @@ async def main() -> None:
         await asyncio.to_thread(seeded, url, wide=10_000)
         programs = [*shop.PROGRAMS, shop.invoices(changed=True)]
         async with Engine(url, programs, queues=shop.QUEUES, steps=[shop.send_mail], name="berlin-3") as engine:
+            await at_work(engine)
             at = port()
             page = f"http://127.0.0.1:{at.getsockname()[1]}/"
             print(f"the dashboard is at {page}; Ctrl-C stops it", file=sys.stderr)

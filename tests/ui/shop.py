@@ -26,6 +26,7 @@ from perdure import (
 from perdure.graph import END, Graph, node, route
 
 CUSTOMERS = ["ann", "bob", "cid", "dora", "emil", "fay", "gus", "hedda"]
+LONG = timedelta(days=30)
 BIG = 9007199254740993  # no double holds it
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202ereversed"
 
@@ -174,8 +175,19 @@ async def naps(length: timedelta) -> str:
 
 
 @workflow
+async def echo(value: Any) -> Any:
+    return value
+
+
+@workflow
 async def forever(n: int) -> None:
     await wait_signal("stop")
+
+
+@workflow
+async def guard(dock: str) -> None:
+    async with lock(f"dock:{dock}", ttl=60):
+        await wait_signal("leave")
 
 
 # --- a run that was recorded with other code --------------------------------------------------------------------------
@@ -251,7 +263,20 @@ async def send(reply: str) -> str:
 
 desk = Graph([classify, by_kind, retrieve, answer, apologise, send], name="desk")
 
-PROGRAMS: list[Program] = [fulfil, pack, nightly, chat, close_books, newsletter, hostile, naps, forever, desk]
+PROGRAMS: list[Program] = [
+    fulfil,
+    pack,
+    nightly,
+    chat,
+    close_books,
+    newsletter,
+    hostile,
+    naps,
+    echo,
+    forever,
+    guard,
+    desk,
+]
 QUEUES = [Queue("emails", concurrency=2), Queue("orders", concurrency=1, per_key=1)]
 
 

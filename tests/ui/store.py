@@ -90,6 +90,14 @@ async def _lately(sim: Simulation, engine: Engine) -> None:
     await engine.schedule("weekly", shop.newsletter("all@example.org"), every=timedelta(days=7))
 
 
+async def at_work(engine: Engine) -> None:
+    """Start what is held, and what waits for it, while the dashboard is looked at."""
+    for number in (1, 2):
+        await _start(engine, shop.guard("north"), f"guard-{number}")
+    for number in range(3):
+        await _start(engine, shop.naps(shop.LONG), f"queued-{number}", queue="orders", key=f"k{number % 2}")
+
+
 async def _start(engine: Engine, invocation: Invocation[Any], id: str, **options: Any) -> None:
     _ = await engine.start(invocation, id=id, **options)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
+from tests.ui import shop
 from tests.ui.conftest import Shop
 
 
@@ -23,3 +25,109 @@ def test_filters_stand_in_the_address_and_come_back_with_it(page: Page, shop_ser
     page.reload()
     expect(page.get_by_role("link", name="order-0")).to_be_visible()
     expect(page.get_by_role("link", name="broke")).to_have_count(0)
+
+
+def test_runs_are_found_by_their_values_and_by_the_beginning_of_their_id(page: Page, shop_server: Shop) -> None:
+    page.goto(shop_server.url)
+    page.get_by_label("Filter").fill("input.order.customer=ida")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="broke")).to_be_visible()
+    expect(page.get_by_role("link", name="order-0")).to_have_count(0)
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.get_by_role("combobox", name="Search and commands").fill("forever/1")
+    expect(page.get_by_role("listbox").get_by_role("option").first).to_contain_text("forever/1 ünïcödé 🧾")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="forever/1 ünïcödé 🧾")).to_be_visible()
+
+
+def test_a_run_that_starts_is_in_the_list_and_in_the_counts_at_once(page: Page, shop_server: Shop) -> None:
+    page.goto(f"{shop_server.url}?tag=live%3Ayes")
+    expect(page.get_by_text("No run fits these filters")).to_be_visible()
+    expect(page.get_by_role("button", name="live")).to_be_visible()
+    shop_server.start(shop.naps(shop.LONG), id="live-1", tags={"live": "yes"})
+    expect(page.get_by_role("row", name="live-1").get_by_text("waiting")).to_be_visible()
+    shop_server.do(shop_server.engine.cancel("live-1"))
+    expect(page.get_by_role("row", name="live-1").get_by_text("cancelled")).to_be_visible()
+
+
+def test_the_live_view_can_be_paused(page: Page, shop_server: Shop) -> None:
+    page.goto(f"{shop_server.url}?tag=paused%3Ayes")
+    expect(page.get_by_role("button", name="live")).to_be_visible()
+    page.keyboard.press("p")
+    shop_server.start(shop.naps(shop.LONG), id="unseen-1", tags={"paused": "yes"})
+    expect(page.get_by_role("button", name=re.compile(r"paused · \d+ changes"))).to_be_visible()
+    expect(page.get_by_text("No run fits these filters")).to_be_visible()
+    page.keyboard.press("p")
+    expect(page.get_by_role("row", name="unseen-1")).to_be_visible()
+
+
+def test_children_are_folded_under_their_root(page: Page, shop_server: Shop) -> None:
+    page.goto(f"{shop_server.url}?q=order-18")
+    expect(page.get_by_role("row")).to_have_count(2)
+    page.get_by_role("button", name="Children of order-18").click()
+    expect(page.get_by_role("link", name="pack:0")).to_be_visible()
+    page.get_by_role("link", name="pack:0").click()
+    expect(page.get_by_role("heading", name="pack:0")).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile("reserve:0"))).to_be_visible()
+    page.get_by_role("link", name="its parent").click()
+    expect(page.get_by_role("heading", name="order-18")).to_be_visible()
+
+
+def test_columns_and_views_are_remembered(page: Page, shop_server: Shop) -> None:
+    page.goto(f"{shop_server.url}?program=fulfil&status=failed")
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_label("Owner").check()
+    page.get_by_label("Tag customer").check()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("columnheader", name="Owner")).to_be_visible()
+    page.get_by_role("button", name="Views").click()
+    page.get_by_label("Name of the view").fill("bad orders")
+    page.keyboard.press("Enter")
+    page.goto(shop_server.url)
+    expect(page.get_by_role("columnheader", name="customer")).to_be_visible()
+    page.get_by_role("button", name="Views").click()
+    page.get_by_role("link", name="bad orders").click()
+    expect(page).to_have_url(re.compile(r"\?program=fulfil&status=failed$"))
+    expect(page.get_by_role("cell", name="ida", exact=True)).to_be_visible()
+
+
+def test_long_lists_are_read_by_the_page_and_drawn_by_the_window(page: Page, shop_server: Shop) -> None:
+    for number in range(240):
+        shop_server.start(shop.naps(shop.LONG), id=f"many-{number:03}", tags={"many": "yes"})
+    page.goto(f"{shop_server.url}?tag=many%3Ayes")
+    expect(page.get_by_role("link", name="many-239")).to_be_visible()
+    assert page.locator("tbody tr").count() < 80
+    for _ in range(40):
+        if page.get_by_role("link", name="many-000").count():
+            break
+        page.get_by_role("region", name="List of runs").evaluate("one => one.scrollTop = one.scrollHeight")
+        page.wait_for_timeout(50)
+    expect(page.get_by_role("link", name="many-000")).to_be_visible()
+    assert page.locator("tbody tr").count() < 80
+
+
+def test_the_list_is_walked_with_keys(page: Page, shop_server: Shop) -> None:
+    page.goto(f"{shop_server.url}?q=order-1&status=completed")
+    expect(page.get_by_role("link", name="order-12")).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="order-12")).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+
+
+def test_empty_lists_teach(new_page: Callable[..., Page], empty_server: str) -> None:
+    page = new_page()
+    for path, text in (
+        ("", "A workflow is a Python function whose steps are remembered"),
+        ("approvals", "A run asks a person"),
+        ("schedules", "A schedule starts a run at every tick"),
+        ("queues", "A queue holds runs back"),
+        ("locks", "A lock has one holder at a time"),
+        ("compare", "Two runs are compared op by op"),
+    ):
+        page.goto(empty_server + path)
+        expect(page.get_by_text(text)).to_be_visible()

@@ -68,14 +68,34 @@ const HYDRATION = `
   /*#__NO_SIDE_EFFECTS__*/ export function read_hydration_instruction() {}
 `;
 
-/** Leave out hydration, a tenth of svelte and a call for each element; and what would load style sheets of parts. */
+// What svelte does for parts that wait for a promise, or that show an error in their place. There are none: effects outside of
+// every boundary are a state that it knows.
+const BOUNDARY = `
+  export const boundary = (node, props, children) => children(node);
+  export const pending = () => 0;
+`;
+
+// The modules that nothing here needs, and what stands in for each: a quarter of svelte, and a call for each element.
+const UNNEEDED: [RegExp, string][] = [
+  [/\/svelte\/src\/internal\/client\/dom\/hydration\.js$/, HYDRATION],
+  [/\/svelte\/src\/internal\/client\/dom\/blocks\/boundary\.js$/, BOUNDARY],
+  // Vite's, for style sheets of parts.
+  [/^\0vite\/preload-helper\.js$/, "export const __vitePreload = (load) => load();"],
+];
+
+/** Leave out what is not needed. A build without one of them has another svelte, and fails. */
 export function unneeded(): Plugin {
+  const left = new Set(UNNEEDED);
   return {
     name: "unneeded",
     enforce: "pre",
     load(id) {
-      if (id === "\0vite/preload-helper.js") return "export const __vitePreload = (load) => load();";
-      return /\/svelte\/src\/internal\/client\/dom\/hydration\.js$/.test(id) ? HYDRATION : null;
+      const found = UNNEEDED.find(([module]) => module.test(id));
+      if (found) left.delete(found);
+      return found?.[1] ?? null;
+    },
+    generateBundle() {
+      if (left.size) this.error(`these modules are not there any more: ${[...left].map(([module]) => module.source).join(", ")}`);
     },
   };
 }

@@ -21,7 +21,11 @@ class Keys {
     const target = event.target as HTMLElement;
     const modified = event.metaKey || event.ctrlKey;
     if (event.defaultPrevented || event.altKey || event.isComposing) return;
-    if (!modified && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName))) return;
+    if (!modified && /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) {
+      // Out of what is typed, back to the keys.
+      if (event.key === "Escape") target.blur();
+      return;
+    }
     if (document.querySelector("dialog[open]")) return;
     const key = modified ? `mod+${event.key.toLowerCase()}` : event.key;
     const found = this.#find(this.#first ? `${this.#first} ${key}` : key) ?? (this.#first ? this.#find(key) : undefined);

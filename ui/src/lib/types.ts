@@ -111,6 +111,12 @@ export interface BulkOptions {
   signal_id: string | null;
 }
 
+/** Which runs have changed. */
+export interface ChangedItem {
+  run_ids: string[];
+  more: boolean;
+}
+
 /** What was looked at, how it stands, and what to do about it. */
 export interface CheckItem {
   name: string;
@@ -131,6 +137,15 @@ export interface CheckedRun {
   kind: string;
   title: string;
   source: string;
+}
+
+/** Something that a step emitted. `restart`: what it emitted before is void. */
+export interface ChunkItem {
+  index: number;
+  path: string;
+  value: Value;
+  attempt: number;
+  restart: boolean;
 }
 
 /** How many runs. `bounded`: at least so many; counting stops at 100,000 of a program and status. */
@@ -338,7 +353,7 @@ export interface MapItem {
   reason: string;
 }
 
-/** Who asks, what they may do, and what there is. */
+/** Who is asking, what they may do, and what this server has. */
 export interface Me {
   name: string;
   may: string[];
@@ -357,6 +372,10 @@ export interface Me {
 /** The next times at which a schedule fires, with jitter. */
 export interface NextTicks {
   next: string[];
+}
+
+/** An event that says all by its name. */
+export interface Nothing {
 }
 
 /** One op with what is known of it. */
@@ -390,6 +409,7 @@ export interface Ops {
   run_id: string;
   next_seq: number;
   total: number;
+  complete: boolean;
   next: number | null;
   number: number[];
   path: string[];
@@ -561,6 +581,12 @@ export interface RunDetail {
   graph: boolean;
 }
 
+/** The end of a stream of events. `continued_as`: the run_id of the next incarnation. */
+export interface RunEnd {
+  status: RunStatus;
+  continued_as: string | null;
+}
+
 /** A run as a list has it, without its values. */
 export interface RunItem {
   id: string;
@@ -712,6 +738,11 @@ export interface Started {
   status: RunStatus | null;
   forked_from: string | null;
   duplicate: boolean;
+}
+
+/** The end of a stream of chunks. */
+export interface StreamEnd {
+  status: RunStatus;
 }
 
 /** A task that is not done: what it waits for, and its functions, the innermost last. */

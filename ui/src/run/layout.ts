@@ -78,10 +78,10 @@ export function arranged(view: GraphView): { boxes: Map<string, Box>; lines: Poi
     const sorted = of.map(by).sort((a, b) => a - b), middle = (sorted.length - 1) / 2;
     return (sorted[Math.floor(middle)]! + sorted[Math.ceil(middle)]!) / 2;
   };
-  const rounds = (count: number, work: (rank: Item[], near: (item: Item) => Item[]) => void) => {
+  const rounds = (count: number, work: (rank: Item[], near: (item: Item) => Item[], down: boolean) => void) => {
     for (let round = 0; round < count; round++) {
       const down = round % 2 === 0;
-      for (const rank of down ? ranks : [...ranks].reverse()) work(rank, (item) => (round > count - 3 ? [...item.up, ...item.down] : down ? item.up : item.down));
+      for (const rank of down ? ranks : [...ranks].reverse()) work(rank, (item) => (round > count - 3 ? [...item.up, ...item.down] : down ? item.up : item.down), down);
     }
   };
   rounds(12, (rank, near) => {
@@ -91,10 +91,15 @@ export function arranged(view: GraphView): { boxes: Map<string, Box>; lines: Poi
   const middle = (item: Item) => item.x + item.width / 2;
   const left = (rank: Item[], n: number) => (n ? rank[n - 1]!.x + rank[n - 1]!.width + GAP : -Infinity);
   for (const rank of ranks) rank.forEach((item, n) => (item.x = Math.max(0, left(rank, n))));
-  // Each wants to stand by its neighbours, and keeps the distance to the one on its left.
-  rounds(24, (rank, near) => rank.forEach((item, n) => (item.x = Math.max(left(rank, n), median(near(item), middle, middle(item)) - item.width / 2))));
+  const right = (rank: Item[], n: number) => (n < rank.length - 1 ? rank[n + 1]!.x - GAP - rank[n]!.width : Infinity);
+  // Each wants to stand by its neighbours, and keeps the distance to the one beside it: from the left, and from the right.
+  rounds(24, (rank, near, down) => {
+    const wanted = rank.map((item) => median(near(item), middle, middle(item)) - item.width / 2);
+    if (down) rank.forEach((item, n) => (item.x = Math.max(left(rank, n), wanted[n]!)));
+    else for (let n = rank.length - 1; n >= 0; n--) rank[n]!.x = Math.min(right(rank, n), wanted[n]!);
+  });
 
-  const least = Math.min(0, ...ranks.flat().map((item) => item.x));
+  const least = Math.min(...ranks.flat().map((item) => item.x));
   for (const item of ranks.flat()) {
     item.x += MARGIN - least;
     item.y = MARGIN + item.rank * (HEIGHT + RANK);

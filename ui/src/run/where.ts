@@ -121,5 +121,5 @@ export function where(ops: OpColumns, now: number, created: number, queued: bool
 export function sums(parts: Part[]): [Kind, number][] {
   const found = new Map<Kind, number>();
   for (const part of parts) found.set(part.kind, (found.get(part.kind) ?? 0) + part.to - part.from);
-  return [...found].sort((a, b) => b[1] - a[1]);
+  return [...found].filter(([, length]) => length >= 0.0005).sort((a, b) => b[1] - a[1]);
 }
