@@ -31,7 +31,7 @@ PAIRS = [
     (blocking.Locks, Locks),
 ]
 # What has no meaning for blocking code.
-INNER = {"asgi", "lifespan", "locker", "watch"}
+INNER = {"asgi", "lifespan", "locker", "metrics", "watch"}
 RETURNS = {
     "AsyncIterator[Entry]": "Iterator[Entry]",
     "AsyncIterator[Chunk]": "Iterator[Chunk]",

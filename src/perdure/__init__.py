@@ -44,7 +44,7 @@ _HOMES = {
             "OrchestratorView QueueView RunCount RunPage RunResult RunSummary RunView StepView StreamView WaitView"
         ),
         "perdure.client.why": ("Why"),
-        "perdure.config": ("Flows Limits Queue Rate Recovery Retention"),
+        "perdure.config": ("Flows Limits Queue Rate Recovery Retention Telemetry"),
         "perdure.context": ("patched resource run_context"),
         "perdure.engine.resources": ("per_process"),
         "perdure.engine.step_context": ("StepContext step_context"),

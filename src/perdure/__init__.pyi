@@ -69,6 +69,7 @@ from perdure.config import Queue as Queue
 from perdure.config import Rate as Rate
 from perdure.config import Recovery as Recovery
 from perdure.config import Retention as Retention
+from perdure.config import Telemetry as Telemetry
 from perdure.context import patched as patched
 from perdure.context import resource as resource
 from perdure.context import run_context as run_context
@@ -315,6 +316,7 @@ __all__ = [
     "StreamMode",
     "StreamView",
     "SweepReport",
+    "Telemetry",
     "Truncated",
     "TypeCodec",
     "UnknownProgram",

@@ -28,7 +28,7 @@ from perdure.client.schedules import Schedule
 from perdure.client.starts import moment_of
 from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import RunResult
-from perdure.config import EMBEDDED_LEASE, Flows, Limits, Recovery, Retention
+from perdure.config import EMBEDDED_LEASE, Flows, Limits, Recovery, Retention, Telemetry
 from perdure.engine.definitions import DefinedPrograms
 from perdure.engine.duties import FunctionDuty
 from perdure.engine.remote import Chunks, RemoteStep, Report
@@ -66,6 +66,8 @@ from perdure.settings.load import load_settings
 from perdure.stored import StoredPrograms
 from perdure.stores.machine import Name
 from perdure.stores.open import open_store, with_leases
+from perdure.telemetry.endpoint import MetricsApp
+from perdure.telemetry.engine import EngineTelemetry, Gauges
 from perdure.termination import Termination
 
 R = TypeVar("R")
@@ -108,6 +110,7 @@ class Engine(Client):
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
         retention: Retention | None = None,
+        telemetry: Telemetry = Telemetry(),  # noqa: B008 - frozen
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         resources: Mapping[str, Any] | None = None,
@@ -118,7 +121,7 @@ class Engine(Client):
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
-        _check_kinds(store, programs, name, max_concurrency, limits, recovery, retention)
+        _check_kinds(store, programs, name, max_concurrency, limits, recovery, retention, telemetry)
         codecs = _each("codecs", codecs, TypeCodec, "TypeCodec(Money, encode=str, decode=Money.parse)")
         opened = with_leases(open_store(store), leases)
         if max_concurrency < 1:
@@ -184,6 +187,7 @@ class Engine(Client):
         self._executor, self._threads, self._on_commit = executor, threads, check_on_commit(on_commit)
         self._commits: Observers[tuple[str, Append]] | None = None
         self._retention = retention
+        self._telemetry = EngineTelemetry(telemetry, lambda: self.store, lambda: self._base.leases, self.clock)
         self._declared = _declared(schedules)
         self._on_complete = check_on_complete(on_complete)
         self._completions: Observers[RunRow] | None = None
@@ -353,6 +357,7 @@ class Engine(Client):
                 finished=self._base.resolve,
                 completed=self._completed if self._on_complete else None,
                 abandoned=lambda id, reason: orchestrator.spawn(self._abandon(id, reason)),
+                probes=self._telemetry.probes,
             ),
             rules=self._rules,
             serves=self._serves,
@@ -363,6 +368,13 @@ class Engine(Client):
         orchestrator.services.stream = self._stream_mode
         orchestrator.services.resources = self.resources
         orchestrator.services.runner.items = self._base.items
+        self._telemetry.opened(
+            Gauges(
+                lambda: orchestrator.services.runner.running,
+                self._max_concurrency,
+                orchestrator.active.__len__,
+            )
+        )
         if self._on_commit:
             self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
         if self._on_complete:
@@ -413,6 +425,15 @@ class Engine(Client):
                 error.add_note(f"in Engine(schedules=[Schedule({schedule.id!r}, ...)])")
                 raise
         await self._service.registered()
+
+    def metrics(self) -> Any:
+        """An ASGI application with the metrics for Prometheus: `app.mount("/metrics", engine.metrics())`.
+
+        It lets everyone in: mount it where only your monitoring gets to. The engine counts from this call on, or from
+        its start with `telemetry=Telemetry(metrics=True)`.
+        """
+        _ = self._telemetry.count()
+        return MetricsApp(self._telemetry.exposition)
 
     async def sweep(
         self,
@@ -492,6 +513,7 @@ class Engine(Client):
         return (await run_result(self._base, row, self._local.find_program(row.program), row.id, row.run_id),)
 
     async def _close_observers(self) -> None:
+        self._telemetry.closed()
         commits, completions = self._commits, self._completions
         self._commits = self._completions = None
         if commits is not None:
@@ -668,6 +690,7 @@ def _check_kinds(
     limits: object,
     recovery: object,
     retention: object,
+    telemetry: object,
 ) -> None:
     """Refuse an argument in the wrong place, and say what to write."""
     if isinstance(store, Iterable | Invocation | Step) and not isinstance(store, str | os.PathLike):
@@ -685,7 +708,8 @@ def _check_kinds(
         )
     if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
         raise UsageError(f"Engine(max_concurrency={max_concurrency!r:.80}): it is a whole number of steps")
-    for what, value, cls in (("limits", limits, Limits), ("recovery", recovery, Recovery)):
+    kinds = (("limits", limits, Limits), ("recovery", recovery, Recovery), ("telemetry", telemetry, Telemetry))
+    for what, value, cls in kinds:
         if not isinstance(value, cls):
             raise UsageError(f"Engine({what}={value!r:.80}): write {what}={cls.__name__}(...)")
     if retention is not None and not isinstance(retention, Retention):

@@ -12,7 +12,7 @@ from perdure.kernel.policies.durations import ENDLESS, Duration, duration
 from perdure.kernel.policies.queues import Queue, Rate
 from perdure.kernel.values.limits import Limits
 
-__all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
+__all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention", "Telemetry"]
 
 
 # Work continues within 15 s of a machine's death. An engine with runs in memory can retry a failed heartbeat before its
@@ -124,3 +124,25 @@ class Flows:
     http: tuple[str, ...] = ()
     shell: bool = True
     profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What an engine measures and traces: see docs/telemetry.md. Durations are in seconds."""
+
+    metrics: bool = False
+    """Whether it counts what it does. `engine.metrics()` and `engine.asgi(metrics=True)` turn this on too."""
+    spans: bool = False
+    """Whether it makes spans for OpenTelemetry. Needs `perdure[otel]`, and an SDK that the application sets up."""
+    store_metrics: bool = True
+    """Whether the metrics include what is read from the store, such as the depth of queues."""
+    trace_gap: float = 60.0
+    """How long a run may rest and continue in the same trace; after that it continues in a new one, with a link."""
+
+    def __post_init__(self) -> None:
+        for name in ("metrics", "spans", "store_metrics"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"Telemetry({name}={getattr(self, name)!r:.80}) must be True or False")
+        gap: object = self.trace_gap
+        if isinstance(gap, bool) or not isinstance(gap, int | float) or not 0 <= gap < ENDLESS:
+            raise UsageError(f"Telemetry(trace_gap={gap!r:.80}) must be a number of seconds, at least 0")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.telemetry.catalogue import CATALOGUE
 from tests.docs.markdown import DOCS, ROOT, prose
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -59,6 +60,7 @@ def test_public_names_that_are_named_exist(document: Path) -> None:
         "schedule",
         *perdure.__all__,
         *(path.stem for path in (ROOT / "src" / "perdure").iterdir()),
+        *(metric.name.split(".")[1] for metric in CATALOGUE),
     }
     assert [found for found in named if found not in known] == []
 

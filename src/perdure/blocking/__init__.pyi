@@ -40,7 +40,7 @@ from perdure.client.views import (
     StepView,
 )
 from perdure.client.why import Why
-from perdure.config import Flows, Limits, Recovery, Retention
+from perdure.config import Flows, Limits, Recovery, Retention, Telemetry
 from perdure.kernel.events import Entry, RunStatus, StepStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
@@ -497,6 +497,7 @@ class Engine(Client):
         recovery: Recovery = ...,
         leases: str | Leases | None = None,
         retention: Retention | None = None,
+        telemetry: Telemetry = ...,
         rules: RulesLike = ...,
         codecs: Iterable[TypeCodec[Any]] = ...,
         resources: Mapping[str, Any] | None = None,

@@ -19,7 +19,7 @@ from perdure.client.bulk import BulkReport
 C = TypeVar("C", bound="type[Mirror]")
 
 # What has no meaning for blocking code: what the async classes are built of, and what runs in the loop of a server.
-LEFT_OUT = frozenset({"asgi", "lifespan", "watch"})
+LEFT_OUT = frozenset({"asgi", "lifespan", "metrics", "watch"})
 # The blocking class of each async one.
 _MIRRORS: dict[type, type[Mirror]] = {}
 

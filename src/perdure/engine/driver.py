@@ -55,6 +55,7 @@ from msgspec import Raw
 
 from perdure.engine.attempts import Attempts, Handoff
 from perdure.engine.outbox import Outbox
+from perdure.engine.probe import Probe
 from perdure.engine.runtime import Services
 from perdure.engine.step_context import StepContext
 from perdure.engine.steps import Attempt
@@ -223,7 +224,7 @@ class Driver:
         self._alarm = None
         if self.closed or self.state.finished is not None:
             return
-        now = self.services.clock.now()
+        now, due = self.services.clock.now(), self.state.wake_at
         # An engine that shuts down begins no attempt: the next owner does.
         plan_ = wake(self.state, self.replay.open_steps, now, 0 if self.services.closing else self._free())
         self.retry_held = plan_.held
@@ -232,6 +233,8 @@ class Driver:
         if plan_.events:
             if self.outbox.events and self.outbox.at < now:
                 self.outbox.close_batch()  # the time of a fired timer must not be before it was due
+            if self.services.probes and due is not None:
+                self.services.probes.tell(Probe.fired, now - due)
             self._pump(plan_)
         else:
             # Due work is held back until an event changes that: do not spin.
@@ -700,6 +703,8 @@ class Driver:
         """The append is durable: act on it."""
         append = self.outbox.written()
         self.adopting = False
+        if self.services.probes:
+            self.services.probes.committed(self, append)
         while self._accepting and self._accepting[0][0] <= self.outbox.committed:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure.engine.large_values import Payloads
+from perdure.engine.probe import Probes
 from perdure.engine.resources import Resources
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Writer
@@ -45,6 +46,8 @@ class Services:
     stream: StreamMode = IMMEDIATE
     # The resources of steps.
     resources: Resources = field(default_factory=Resources)
+    # Telemetry; empty unless it is on.
+    probes: Probes = field(default_factory=Probes)
     closing: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     thread: int = field(default_factory=threading.get_ident)

@@ -221,6 +221,11 @@ class StepRunner:
         return self._limit - self._running - len(self._queue) - self.reserved
 
     @property
+    def running(self) -> int:
+        """How many attempts are running."""
+        return self._running
+
+    @property
     def idle(self) -> bool:
         """Whether no attempt is running."""
         return self._running == 0

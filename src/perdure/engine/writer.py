@@ -9,6 +9,7 @@ from typing import Protocol
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
 from perdure.engine.lease_deadline import LeaseDeadline
+from perdure.engine.probe import Probe, Probes
 from perdure.errors import StoreUnavailable
 from perdure.kernel.values.raised import contained
 from perdure.logs import log
@@ -37,6 +38,7 @@ class Writer:
         on_refused: Callable[[Source, Exception], bool],
         on_broken: Callable[[Source, Exception], None],
         deadline: LeaseDeadline,
+        probes: Probes | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
@@ -45,6 +47,10 @@ class Writer:
         # Called when a source raises: it is dropped, and the other sources continue.
         self._on_broken = on_broken
         self._deadline = deadline
+        self._probes = Probes() if probes is None else probes
+        # For the probes: when the pending commit began, and what is in it.
+        self._began = 0.0
+        self._pending: Sequence[Append] = ()
         self._dirty: dict[Source, None] = {}
         self._alone: deque[Source] = deque()
         self._scheduled: asyncio.Handle | None = None
@@ -109,6 +115,8 @@ class Writer:
             self._next()
             return
         self._busy = True
+        if self._probes:
+            self._began, self._pending = self._loop.time(), appends
         try:
             outcomes = self._journal.append(appends)
         except BaseException as error:
@@ -142,6 +150,8 @@ class Writer:
     def _handle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
         self._busy = False
         self._retry = FIRST_RETRY
+        if self._pending:
+            self._tell_written()
         for source, outcome in zip(sources, outcomes, strict=False):
             try:
                 if type(outcome) is Appended:
@@ -155,9 +165,17 @@ class Writer:
             self._on_broken(source, IndexError("the store gave no outcome for what was appended"))
         self._next()
 
+    def _tell_written(self) -> None:
+        pending, self._pending = self._pending, ()
+        events = sum(len(batch.events) for append in pending for batch in append.batches)
+        self._probes.tell(Probe.wrote, self._loop.time() - self._began, events, len(pending))
+
     def _refused(self, sources: list[Source], error: Exception) -> None:
         """Nothing was written. New runs are refused; the other sources keep their appends and retry."""
         self._busy = False
+        if self._pending:
+            self._pending = ()
+            self._probes.tell(Probe.not_written)
         if not isinstance(error, StoreUnavailable) and len(sources) > 1:
             # One of them cannot be written, and must not block the others: find out which.
             self._alone.extend(sources)

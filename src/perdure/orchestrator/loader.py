@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
+from perdure.engine.probe import Probe
 from perdure.engine.remote import Chunks
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
@@ -257,7 +258,10 @@ class Loader:
             return
 
         def replayed() -> Replay | None:
+            began = self._session.loop.time()
             replay = self.replay(one.started, one.run_id, one.batches)
+            if self._observer.probes:
+                self._observer.probes.tell(Probe.replayed, replay.state.next_seq, self._session.loop.time() - began)
             turn = turn_of(replay.state, admit, self._clock.now())
             if not self._locks.has_all(replay.state):
                 replay.close()
@@ -277,6 +281,8 @@ class Loader:
 
         def adopt(driver: Driver) -> None:
             state = driver.state
+            if self._observer.probes:
+                self._observer.probes.tell(Probe.entered, driver, one.batches)
             resumed = self._parking.unpark(state)
             claim = [] if self._session.owns(state) and not resumed else [self._claim(state)]
             admitted = admit if state.epoch == 0 else None
@@ -339,6 +345,8 @@ class Loader:
             return
 
         def succeed(new: Driver) -> None:
+            if self._observer.probes:
+                self._observer.probes.tell(Probe.entered, new, batches)
             new.succeed(old)
             self._locks.join(state)
             self._settle(new)
@@ -661,6 +669,8 @@ class Loader:
             for (one, append), outcome in zip(claims, outcomes, strict=True):
                 if isinstance(outcome, Appended):
                     one.batches = [*one.batches, *append.batches]
+                    if self._observer.probes:
+                        self._observer.probes.tell(Probe.appended, append)
                     if self._session.claimed is not None:
                         self._session.claimed.add(one.run_id)
                     self._runs.admit(slots[one.run_id])
@@ -778,10 +788,12 @@ class Loader:
             return left, []
         missed: list[str] = []
         outcomes = await append_all(self._store.journal, [append for _, append, _ in ends])
-        for (state, _, planned), outcome in zip(ends, outcomes, strict=True):
+        for (state, append, planned), outcome in zip(ends, outcomes, strict=True):
             if not isinstance(outcome, Appended):
                 missed.append(state.run_id)
                 continue
+            if self._observer.probes:
+                self._observer.probes.tell(Probe.appended, append)
             for id, reason in planned.abandoned.items():
                 self._observer.abandoned(id, reason)
             self._locks.release_all(state.run_id)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from perdure.engine.probe import Probes
 from perdure.errors import Corrupt
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append
@@ -27,6 +28,8 @@ class Observer:
     completed: Callable[[RunRow], None] | None = None
     # A remote step was cancelled: the run of this id is no longer awaited.
     abandoned: Callable[[str, str], None] = _ignore
+    # Telemetry; empty unless it is on.
+    probes: Probes = field(default_factory=Probes)
 
 
 class Wakeups:

@@ -25,6 +25,7 @@ from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
+from perdure.engine.probe import Probe
 from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
@@ -106,7 +107,9 @@ class Orchestrator:
         self.active, self._starting = self.runs.drivers, self.runs.of(STARTING)
         self.lease_deadline = LeaseDeadline(self.loop, self.suspend, lambda: self.idle)
         runner = StepRunner(codec, clock, max_concurrency, executor, self.lease_deadline, locker, threads)
-        writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
+        writer = Writer(
+            store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline, observer.probes
+        )
         self.payloads = Payloads(store.blobs, limits)
         self.services = Services(
             codec,
@@ -119,6 +122,7 @@ class Orchestrator:
             observer.abandoned,
             session.sources.store,
             self.definitions,
+            probes=observer.probes,
         )
         self.turns = Turns(store.leases, clock, holder(name, session.id))
         self.snapshots = SnapshotReader(store, recovery.snapshot)
@@ -285,6 +289,8 @@ class Orchestrator:
 
     def _leave(self, slot: RunSlot, driver: Driver, *, parking: bool) -> None:
         self.runs.move(slot, PARKING if parking else ABSENT)
+        if self._observer.probes:
+            self._observer.probes.tell(Probe.left, driver.run_id)
         if driver.queue:
             self.wakeups.room()
         if self.quarantine.on_trial:
@@ -411,6 +417,8 @@ class Orchestrator:
                 len(self.active),
                 "" if len(self.active) == 1 else "s",
             )
+            if self._observer.probes:
+                self._observer.probes.tell(Probe.lease_lost)
             self._stop()
 
     def _stop(self) -> None:

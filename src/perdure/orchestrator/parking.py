@@ -11,6 +11,7 @@ from itertools import zip_longest
 import msgspec
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
+from perdure.engine.probe import Probe
 from perdure.engine.turns import Turns
 from perdure.errors import Corrupt, NotDecodable, StoreUnavailable
 from perdure.kernel.divergence.parked import parked_for
@@ -44,6 +45,7 @@ class Parking:
         self._turns = turns
         self._runs, self._store, self._clock = session.runs, session.store, session.clock
         self._on_parked, self._log_after = session.observer.finished, session.config.unparked_log
+        self._probes = session.observer.probes
         # Up to where parked runs were searched, newest first, since the last search began.
         self.searched_to: str | None = None
         self._waiting: list[tuple[Append, asyncio.Future[bool | None]]] = []
@@ -241,6 +243,8 @@ class Parking:
                         other.set_result(None if outcome is None else isinstance(outcome, Appended))
         written = await taken
         if written:
+            if self._probes:
+                self._probes.tell(Probe.appended, append)
             await self._turns.end(append.run_id)
         elif written is False:
             self._turns.lose(append.run_id)

@@ -103,6 +103,7 @@ KEYS: Section = {
     "retention": {"older_than": SECONDS, "statuses": NAMES, "every": SECONDS, "archive": TEXT},
     "queues": {EACH: {"concurrency": COUNT, "per_key": COUNT, "rate": {"count": COUNT, "per": SECONDS}}},
     "flows": {"python": NAMES, "http": NAMES, "shell": FLAG, "profile": TEXT},
+    "telemetry": {"metrics": FLAG, "spans": FLAG, "store_metrics": FLAG, "trace_gap": SECONDS},
     "storageConfig": {"type": TEXT, "databaseUrl": TEXT, "autoMigrate": FLAG, "maxConnections": COUNT},
     "leaseManager": {
         "type": TEXT,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure.config import Flows, Limits, Queue, Rate, Recovery, Retention
+from perdure.config import Flows, Limits, Queue, Rate, Recovery, Retention, Telemetry
 from perdure.errors import InvalidSettings, UsageError
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.policy import suggest
@@ -41,6 +41,7 @@ SECTIONS: dict[str, Callable[..., Any]] = {
     "recovery": Recovery,
     "retention": Retention,
     "flows": Flows,
+    "telemetry": Telemetry,
 }
 
 
@@ -65,6 +66,7 @@ class Settings:
     retention: Retention | None = None
     queues: tuple[Queue, ...] | None = None
     flows: Flows | None = None
+    telemetry: Telemetry | None = None
     source: str = ""
 
     def options(self) -> dict[str, Any]:

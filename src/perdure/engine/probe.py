@@ -1,0 +1,81 @@
+"""What an engine tells its telemetry. A probe watches: it changes no run, and one that fails is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from perdure.kernel.events import Batch
+from perdure.kernel.values.raised import contained
+from perdure.logs import log
+from perdure.ports.journal import Append
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+    from perdure.engine.steps import Attempt
+
+
+class Probe:
+    """Called on the event loop. A probe overrides what it wants to know."""
+
+    def entered(self, driver: Driver, batches: Sequence[Batch]) -> None:
+        """A stored run came into memory, with this journal; or its journal was read again."""
+
+    def committed(self, driver: Driver, append: Append) -> None:
+        """An append of a run in memory is durable. Steps that it begins have not been called yet."""
+
+    def appended(self, append: Append) -> None:
+        """The orchestrator has appended to a run that is not in memory: it was claimed, parked or ended."""
+
+    def left(self, run_id: str) -> None:
+        """A run was evicted."""
+
+    def launched(self, attempt: Attempt, context: Context) -> None:
+        """An attempt is about to be called, in this context."""
+
+    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt has ended. Of one that was given up: at once, and again when its task ends."""
+
+    def replayed(self, events: int, seconds: float) -> None:
+        """A journal was replayed."""
+
+    def wrote(self, seconds: float, events: int, appends: int) -> None:
+        """A commit of so many appends took so long."""
+
+    def not_written(self) -> None:
+        """The store refused a commit or could not be reached."""
+
+    def fired(self, late: float) -> None:
+        """A timer of a run fired, so many seconds after it was due."""
+
+    def lease_lost(self) -> None:
+        """The lease was not renewed in time, and every run was stopped."""
+
+
+class Probes(list[Probe]):
+    """The probes of one engine. Empty unless telemetry is on: callers ask `if probes:` first."""
+
+    def committed(self, driver: Driver, append: Append) -> None:
+        """As `tell(Probe.committed, ...)`, for the one that is called with every step."""
+        probe: Probe | None = None
+        try:
+            for probe in self:
+                probe.committed(driver, append)
+        except BaseException as error:
+            assert probe is not None
+            self._failed(probe, contained(error))
+
+    def tell(self, method: Callable[..., None], *arguments: Any) -> None:
+        """Tell all probes. `method` is the one of Probe. One that raises is removed, and that is logged."""
+        for probe in [*self]:
+            try:
+                getattr(probe, method.__name__)(*arguments)
+            except BaseException as error:
+                self._failed(probe, contained(error))
+
+    def _failed(self, probe: Probe, error: Exception) -> None:
+        self.remove(probe)
+        log.error(
+            "telemetry: %s failed and is off from now on; runs are not affected", type(probe).__name__, exc_info=error
+        )

@@ -1,0 +1,113 @@
+"""The telemetry of one engine: which probes it has, and what they have found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from perdure import __version__
+from perdure.config import Telemetry
+from perdure.engine.probe import Probes
+from perdure.ports.clock import Clock
+from perdure.ports.leases import Leases
+from perdure.ports.store import Store
+from perdure.telemetry.catalogue import CATALOGUE
+from perdure.telemetry.counting import Counting, build
+from perdure.telemetry.metrics import Labels, Metrics
+from perdure.telemetry.prometheus import Stored, exposition
+from perdure.telemetry.store_figures import StoreFigures
+
+LAG_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an open engine knows about itself."""
+
+    in_flight: Callable[[], int]
+    limit: int
+    in_memory: Callable[[], int]
+
+
+class EngineTelemetry:
+    """Turns telemetry on and off with its engine. Off, it has no probe, and the engine asks no more than that."""
+
+    def __init__(
+        self, config: Telemetry, store: Callable[[], Store], leases: Callable[[], Leases], clock: Clock
+    ) -> None:
+        self._config, self._store, self._leases, self._clock = config, store, leases, clock
+        self.probes = Probes()
+        self.metrics: Metrics | None = None
+        self._figures: StoreFigures | None = None
+        self._gauges: Gauges | None = None
+        self._lag: asyncio.TimerHandle | None = None
+        if config.metrics:
+            self.count()
+
+    # --- with the engine ------------------------------------------------------------------------------------------
+
+    def opened(self, gauges: Gauges) -> None:
+        """The engine is open."""
+        self._gauges = gauges
+        self._watch_loop()
+
+    def closed(self) -> None:
+        """The engine is closed: its figures stay as they are."""
+        self._gauges = None
+        if self._lag is not None:
+            self._lag.cancel()
+            self._lag = None
+
+    # --- metrics --------------------------------------------------------------------------------------------------
+
+    def count(self) -> Metrics:
+        """Count from now on."""
+        if self.metrics is None:
+            kind = self._store().url.partition(":")[0]
+            metrics = self.metrics = Metrics()
+            self.probes.append(Counting(metrics, kind))
+            metrics.read_from("perdure.build.info", lambda: [(build(__version__, kind), 1.0)])
+            metrics.read_from("perdure.steps.in_flight", lambda: self._gauge(lambda one: one.in_flight()))
+            metrics.read_from("perdure.steps.limit", lambda: self._gauge(lambda one: one.limit))
+            metrics.read_from("perdure.runs.in_memory", lambda: self._gauge(lambda one: one.in_memory()))
+            if self._gauges is not None:
+                self._watch_loop()
+        return self.metrics
+
+    def _gauge(self, read: Callable[[Gauges], int]) -> Iterable[tuple[Labels, float]]:
+        return [] if self._gauges is None else [((), float(read(self._gauges)))]
+
+    def _watch_loop(self) -> None:
+        """Set a timer each second, and see how late it is."""
+        if self.metrics is None or self._lag is not None:
+            return
+        loop, lag = asyncio.get_running_loop(), self.metrics.histogram("perdure.loop.lag")
+
+        def tick(due: float) -> None:
+            lag.add(max(0.0, loop.time() - due))
+            self._lag = loop.call_at(loop.time() + LAG_SECONDS, tick, loop.time() + LAG_SECONDS)
+
+        self._lag = loop.call_at(loop.time() + LAG_SECONDS, tick, loop.time() + LAG_SECONDS)
+
+    async def stored(self) -> Stored:
+        """The figures that are read from the store; none where that is off."""
+        if not self._config.store_metrics:
+            return {}
+        if self._figures is None:
+            self._figures = StoreFigures(self._store, self._leases, self._clock)
+        return await self._figures.read()
+
+    async def exposition(self) -> str:
+        """All metrics as the text that Prometheus reads."""
+        return exposition(self.count(), await self.stored())
+
+
+def is_metric(name: str) -> bool:
+    """Whether the catalogue has a metric that Prometheus knows by this name, or by that of one of its parts."""
+    exposed = {metric.exposed: metric.kind for metric in CATALOGUE}
+    parts = {f"{name}{part}" for name, kind in exposed.items() if kind == "histogram" for part in PARTS}
+    return name in exposed or name in parts
+
+
+PARTS = ("_bucket", "_sum", "_count")

@@ -1,0 +1,117 @@
+"""Figures that are the same for every process on a store, read from it when they are asked for. Writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from perdure.errors import PerdureError
+from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import BUILT_IN
+from perdure.ports.clock import Clock
+from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name
+from perdure.ports.runs import RunFilter
+from perdure.ports.store import Store
+from perdure.telemetry.catalogue import OVERDUE_SECONDS
+from perdure.telemetry.metrics import Labels, Metrics
+from perdure.telemetry.prometheus import Stored
+
+CACHE_SECONDS = 5.0
+# How many runs are looked at, of a kind; more are not counted.
+BOUND = 10_000
+PAGE = 1000
+OPEN = tuple(status for status in RunStatus if not status.finished)
+
+
+class StoreFigures:
+    """Reads them, at most once in five seconds: a scrape each second costs no more."""
+
+    def __init__(self, store: Callable[[], Store], leases: Callable[[], Leases], clock: Clock) -> None:
+        self._store, self._leases, self._clock = store, leases, clock
+        self._reading = asyncio.Lock()
+        self._read_at = -CACHE_SECONDS
+        self.last: Stored = {}
+
+    async def read(self) -> Stored:
+        """The figures, from the store or of a moment ago. Those of before if the store cannot be reached."""
+        loop = asyncio.get_running_loop()
+        async with self._reading:
+            if loop.time() - self._read_at >= CACHE_SECONDS:
+                try:
+                    self.last = await self._figures()
+                except PerdureError:
+                    self.last = {}  # a figure of before would look as if all were well
+                self._read_at = loop.time()
+        return self.last
+
+    async def _figures(self) -> Stored:
+        store, now, names = self._store(), self._clock.now(), Metrics()
+
+        def bounded(kind: str, counts: Mapping[Labels, int]) -> list[tuple[tuple[str, ...], float]]:
+            found: Counter[Labels] = Counter()
+            for (name, *rest), count in sorted(counts.items()):
+                found[(names.bounded(kind, name), *rest)] += count
+            return [(labels, float(count)) for labels, count in found.items()]
+
+        stored: Stored = {}
+        depth: Counter[Labels] = Counter()
+        oldest: dict[str, float] = {}
+        for one in await store.queues.stats():
+            depth[one.queue, "queued"] += one.queued
+            depth[one.queue, "running"] += one.running
+            name = names.bounded("queue", one.queue)
+            oldest[name] = max(oldest.get(name, 0.0), 0.0 if one.oldest is None else now - one.oldest)
+        stored["perdure.queue.depth"] = bounded("queue", depth)
+        stored["perdure.queue.oldest_age"] = [((name,), age) for name, age in oldest.items()]
+        tallies = [tally for tally in await store.runs.counts(BOUND) if not tally.program.startswith(BUILT_IN)]
+        open_runs: dict[Labels, int] = {
+            (tally.program, str(tally.status)): tally.count for tally in tallies if not tally.status.finished
+        }
+        stored["perdure.runs.open"] = bounded("program", open_runs)
+        programs = [name for name in await store.runs.programs() if not name.startswith(BUILT_IN)]
+        late = await store.timers.due(now - OVERDUE_SECONDS, BOUND, programs, ()) if programs else ()
+        overdue: Counter[Labels] = Counter({labels[:1]: 0 for labels in open_runs})
+        overdue.update((due.program,) for due in late)
+        stored["perdure.runs.overdue"] = bounded("program", overdue)
+        ages: dict[tuple[str, ...], float] = {}
+        for program, since in (await self._oldest(store)).items():
+            label = (names.bounded("program", program),)
+            ages[label] = max(ages.get(label, 0.0), now - since)
+        stored["perdure.runs.oldest_age"] = [*ages.items()]
+        asking = await store.runs.list(RunFilter(asking=True, limit=PAGE, values=False))
+        stored["perdure.approvals.open"] = [((), float(sum(row.approvals for row, _ in asking)))]
+        stored["perdure.approvals.oldest_age"] = [
+            ((), max((now - row.created_at for row, _ in asking), default=0.0)),
+        ]
+        live = {orchestrator_name(lease.key) for lease in await self._leases().live(ORCHESTRATOR, now)}
+        owners = set(await store.runs.owners())
+        stored["perdure.orchestrators"] = [(("alive",), float(len(live))), (("gone",), float(len(owners - live)))]
+        if (size := _size(store.url)) is not None:
+            stored["perdure.store.bytes"] = [((), float(size))]
+        return stored
+
+    async def _oldest(self, store: Store) -> dict[str, float]:
+        """When the oldest open run of each program was created, of the newest BOUND open runs."""
+        found: dict[str, float] = {}
+        cursor: str | None = None
+        for _ in range(BOUND // PAGE):
+            rows = await store.runs.list(
+                RunFilter(status=OPEN, roots=True, built_in=False, values=False, limit=PAGE, cursor=cursor)
+            )
+            for row, _head in rows:
+                found[row.program] = min(found.get(row.program, row.created_at), row.created_at)
+            if len(rows) < PAGE:
+                break
+            cursor = rows[-1][0].run_id
+        return found
+
+
+def _size(url: str) -> int | None:
+    """The size of an embedded store with its write-ahead log; None where that is not one file."""
+    if not url.startswith("sqlite:///"):
+        return None
+    path = url.removeprefix("sqlite:///").partition("?")[0]
+    sizes = [os.path.getsize(one) for one in (path, f"{path}-wal") if os.path.isfile(one)]
+    return sum(sizes) if sizes else None
