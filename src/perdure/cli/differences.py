@@ -53,7 +53,7 @@ async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff, tup
 
 async def _sources(client: Reader, journals: Sequence[Sequence[Batch]], found: Diff) -> tuple[str, str] | None:
     """Where the first op of both that differs takes its values from, in each run, if that differs."""
-    from perdure.kernel.divergence.repair import code_at
+    from perdure.kernel.divergence.recorded_source import code_at
 
     op = next((op.path for op in found.ops if op.changes and op.a is not None and op.b is not None), "")
     structures = []

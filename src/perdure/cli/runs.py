@@ -37,7 +37,7 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
-from perdure.kernel.divergence.repair import code_at, last_command
+from perdure.kernel.divergence.recorded_source import code_at, last_command
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Batch, Entry, RunParked, RunResumed, RunStatus, StepStatus, moment
 from perdure.kernel.policies.durations import span

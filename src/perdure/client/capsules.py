@@ -12,7 +12,7 @@ from perdure.client.gateway import RunGateway
 from perdure.client.queries import Queries
 from perdure.client.views import RunView
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
-from perdure.kernel.divergence.repair import source_ids
+from perdure.kernel.divergence.recorded_source import source_ids
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events, events_in
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
 from perdure.kernel.projection import child_rows, row

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from perdure.errors import Corrupt, PerdureError
-from perdure.kernel.divergence.repair import source_ids
+from perdure.kernel.divergence.recorded_source import source_ids
 from perdure.kernel.divergence.source import Source, decode_source
 from perdure.kernel.events import Batch
 from perdure.kernel.values.limits import blob_id as id_of

@@ -15,7 +15,7 @@ from perdure.authoring.code.executed import executed_lines
 from perdure.authoring.code.frames import inspect
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
-from perdure.kernel.divergence.repair import code_at
+from perdure.kernel.divergence.recorded_source import code_at
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.history.diff import INPUT, Diff
 from perdure.kernel.history.diff import diff as compare

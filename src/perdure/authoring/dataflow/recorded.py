@@ -11,7 +11,7 @@ from perdure.authoring.dataflow.execution import FAILED, OPEN, WAITING, Dataflow
 from perdure.authoring.dataflow.manifest import StoredProgram
 from perdure.authoring.dataflow.plan import Node, Plan
 from perdure.authoring.dataflow.values import Value
-from perdure.kernel.divergence.repair import code_at, last_command
+from perdure.kernel.divergence.recorded_source import code_at, last_command
 from perdure.kernel.events import (
     AnyEvent,
     Batch,

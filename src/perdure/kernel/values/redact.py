@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.errors import UsageError
-from perdure.kernel.divergence.repair import source_ids
+from perdure.kernel.divergence.recorded_source import source_ids
 from perdure.kernel.events import (
     AnyEvent,
     Batch,

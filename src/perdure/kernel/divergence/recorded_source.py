@@ -1,0 +1,63 @@
+"""Which source a run was executed with, as its journal says. Reads no source: `source.py` holds one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
+from perdure.kernel.patches import commanded
+
+
+def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
+    """The sources that a run was executed with: from which event on, and the id of each."""
+    found: list[tuple[int, str]] = []
+    for batch in batches:
+        for number, event in enumerate(batch.events, batch.seq):
+            if isinstance(event, RunClaimed) and event.code:
+                found.append((number, event.code))
+            elif isinstance(event, RunStarted) and event.structure:
+                found.append((number, event.structure))
+    return found
+
+
+def source_ids(batches: Sequence[Batch]) -> list[str]:
+    """The ids of the sources and structures that a run and its children were executed with, each once."""
+    events = (event for batch in batches for event in batch.events)
+    of_children = (event.structure for event in events if isinstance(event, ChildStarted) and event.structure)
+    return list(dict.fromkeys([*(code for _, code in codes(batches)), *of_children]))
+
+
+def code_at(batches: Sequence[Batch], seq: int) -> str:
+    """The id of the source that a run was executed with when an event was recorded; empty if it was not stored."""
+    return next((code for number, code in reversed(codes(batches)) if number <= seq), "")
+
+
+def last_command(batches: Sequence[Batch]) -> int:
+    """The number of the last event that the code asked for. An owner that only parked the run asked for nothing."""
+    ops = (n for batch in batches for n, event in enumerate(batch.events, batch.seq) if commanded(event))
+    return max(ops, default=batches[-1].seq + len(batches[-1].events))
+
+
+def executing(batches: Sequence[Batch], op: str) -> tuple[str, str, str]:
+    """Which execution an op belongs to: its op path, its program and its version."""
+    started = batches[0].events[0]
+    found = ("", started.program, started.version) if isinstance(started, RunStarted) else ("", "", "")
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, ChildStarted) and not event.detached and op.startswith(event.op + "/"):
+                found = max(found, (event.op, event.program, event.version), key=lambda one: len(one[0]))
+    return found
+
+
+def structured(batches: Sequence[Batch], op: str, seq: int) -> tuple[str, str, str, str]:
+    """The innermost execution around an op that has a structure of its own: its op path, program, version and that."""
+    started = batches[0].events[0]
+    assert isinstance(started, RunStarted)
+    found = ("", started.program, started.version, code_at(batches, seq))
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, ChildStarted) and event.structure and op.startswith(event.op + "/"):
+                found = max(
+                    found, (event.op, event.program, event.version, event.structure), key=lambda one: len(one[0])
+                )
+    return found
