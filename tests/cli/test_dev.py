@@ -80,6 +80,15 @@ class Developed:
         """Save the module."""
         self.module.write_text(text)
 
+    def edit_within_the_second(self, text: str) -> None:
+        """Save the module so that its time differs from before by less than a second."""
+        before = self.module.stat()
+        draft = self.module.with_suffix(".draft")
+        draft.write_text(text)
+        second, fraction = divmod(before.st_mtime_ns, 10**9)
+        os.utime(draft, ns=(before.st_atime_ns, second * 10**9 + (fraction + 1) % 10**9))
+        draft.replace(self.module)
+
     def result(self, id: str) -> Any:
         """What a run of the code of now returns."""
         self.ask("runs", {"program": "fulfil", "args": [id], "id": id})
@@ -106,6 +115,15 @@ def developing(directory: Path, text: str = FLOWS) -> Iterator[Developed]:
         yield Developed(process, directory)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
+
+
+def test_an_edit_of_the_same_length_within_a_second_of_the_last_is_live(tmp_path: Path) -> None:
+    with developing(tmp_path) as dev:
+        since = dev.until(lambda state: state["status"] == "live")["since"]
+        assert dev.result("first") == 1
+        dev.edit_within_the_second(FLOWS.replace("return 1", "return 2"))
+        dev.until(lambda state: state["status"] == "live" and state["since"] != since)
+        assert dev.result("second") == 2
 
 
 def test_an_edit_is_live_at_once_and_held_back_when_it_would_park_a_run(tmp_path: Path) -> None:
