@@ -167,7 +167,7 @@ async def _shown(channel: Channel) -> AsyncIterator[DevState]:
 
 
 if __name__ == "__main__":
-    # Bytecode is told from its source by the second and the size of that: an edit right after another could be taken for it.
+    # Python tells bytecode from its source by second and size: an edit could be taken for the one right before it.
     sys.dont_write_bytecode = True
     log_to_stderr("warning")
     asyncio.run(main(socket.socket(fileno=int(sys.argv[1]))))

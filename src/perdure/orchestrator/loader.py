@@ -31,8 +31,8 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.claims import standing
-from perdure.kernel.divergence.recorder import explain_parts, explained, follow, follow_parts
 from perdure.kernel.divergence.recorded_source import executing
+from perdure.kernel.divergence.recorder import explain_parts, explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs, proceed
 from perdure.kernel.events import Batch, RunClaimed, RunReleased, RunStarted, events_in, journal_size
 from perdure.kernel.history.retry_points import check_retry
