@@ -6,7 +6,7 @@ import httpx2 as httpx
 import pytest
 
 from perdure import Engine
-from perdure.server import viewed
+from perdure.server import viewed_capsules
 from tests.server.conftest import client_of
 from tests.server.programs import PROGRAMS, long_text, order
 
@@ -46,7 +46,7 @@ async def test_large_values_of_a_capsule_are_had_by_their_url(engine: Engine, ht
 async def test_a_capsule_that_the_server_has_forgotten_is_sent_again(
     engine: Engine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewed, "KEPT", 1)
+    monkeypatch.setattr(viewed_capsules, "KEPT", 1)
     runs = [await engine.run(order(number), until="rest") for number in range(2)]
     files = [(await http.get(f"runs/{run.run_id}/capsule")).content for run in runs]
     first, _ = [(await http.post("capsules/view", content=file, headers=FILE)).json()["run"] for file in files]

@@ -28,7 +28,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
 from perdure.server.application import app
-from perdure.server.developing import Development
+from perdure.server.development import Development
 from perdure.server.shapes import DevState
 from perdure.server.streams import StreamLimits, Streams
 from perdure.stored import StoredPrograms

@@ -1,4 +1,4 @@
-"""Who may do what. Decides about one request; knows no store and no run."""
+"""What a caller may do. Decides about one request; knows no store and no run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.errors import UsageError
 from perdure.kernel.ids import BATCH, SECRET
 from perdure.kernel.values.redaction import Redaction
 
-# What a route asks for. `any`: every caller who is let in at all, with whatever permissions.
+# The permission that a route requires. `any`: no particular one; every caller that is admitted may use it.
 Permission = Literal["read", "run", "approve", "debug", "admin", "metrics"]
 Role = Literal["any", "read", "run", "approve", "debug", "admin", "metrics"]
 PERMISSIONS: tuple[str, ...] = get_args(Permission)
@@ -53,7 +53,7 @@ class Access:
         object.__setattr__(self, "redact", Redaction(self.redact).texts)
 
     def allows(self, role: str) -> bool:
-        """Whether a route with this role may be used."""
+        """Whether the caller may use a route with this role."""
         return role == "any" or role in self.may
 
     @property
@@ -64,14 +64,14 @@ class Access:
         return frozenset(self.programs) | {f"{name}{BATCH}" for name in self.programs}
 
     def sees(self, program: str) -> bool:
-        """Whether runs of this program may be seen and told something."""
+        """Whether the caller may see runs of this program and send them messages."""
         if program in SECRET:
             return False
         return self.programs is None or program.removesuffix(BATCH) in self.programs
 
 
-# Says who a request is from; None: it is not known, and the answer is 401.
+# Identifies the caller of a request; None: the caller is not known, and the answer is 401.
 Who: TypeAlias = Callable[[Request], "Access | Awaitable[Access | None] | None"]
 
-# Of a request that nothing asks about: it came from this machine, and from no proxy.
+# The access of a request that no guard was configured for: it came from this machine, and through no proxy.
 EVERYTHING = Access("local", PERMISSIONS, by="machine")

@@ -18,19 +18,19 @@ from perdure.client.client import Client
 from perdure.errors import UsageError
 from perdure.logs import Log
 from perdure.server import (
-    answering,
+    answer_page,
     approvals,
     bulk,
     capsules,
     code,
-    developing,
+    development,
     journals,
     live,
+    messages,
     ops,
     runs,
     schedules,
     system,
-    telling,
     tokens,
 )
 from perdure.server.access import Access, Who
@@ -54,19 +54,19 @@ ROUTES: tuple[Route, ...] = (
     *journals.ROUTES,
     *live.ROUTES,
     *code.ROUTES,
-    *telling.ROUTES,
+    *messages.ROUTES,
     *approvals.ROUTES,
-    *answering.ROUTES,
+    *answer_page.ROUTES,
     *tokens.ROUTES,
     *bulk.ROUTES,
     *capsules.ROUTES,
     *schedules.ROUTES,
-    *developing.ROUTES,
+    *development.ROUTES,
 )
 # How long a body may take to arrive, in seconds, and how long a query may be.
 BODY_SECONDS = 60.0
 QUERY_LIMIT = 32 * 1024
-# No value is nested deeper than this, which msgspec could decode.
+# The longest Idempotency-Key.
 MAX_KEY = 255
 
 # How many items of a list are encoded in one turn of the event loop.
@@ -143,33 +143,33 @@ class Server:
 
     async def _admit(self, request: Request) -> Access:
         if self.guard.signs_in:
-            await self.service.ready()  # tokens are in the store
+            await self.service.ready()  # tokens are read from the store
         return await self.guard.admit(request)
 
     async def _not_found(self, request: Request, methods: Any) -> Problem:
-        _ = await self._admit(request)  # only those who are let in learn what there is
+        _ = await self._admit(request)  # the list of routes is not public
         if methods:
             allowed = ", ".join(methods)
             return Problem(405, "method_not_allowed", f"this takes {allowed}", headers={"Allow": allowed})
         return Problem(404, "no_such_route", "there is nothing at this address", hint="see openapi.json")
 
     async def _page(self, request: Request, inner: str, path: str) -> Response:
-        """A file of the dashboard, or its page, which finds out itself what its address means."""
-        if path.startswith(answering.PATH):
+        """A file of the dashboard, or its page, whose script reads what the address means."""
+        if path.startswith(answer_page.PATH):
             await self.service.ready()
-            return await answering.page(self.service, request, path)
+            return await answer_page.page(self.service, request, path)
         if request.method not in ("GET", "HEAD"):
             raise Problem(405, "method_not_allowed", "this takes GET, HEAD", headers={"Allow": "GET, HEAD"})
         if not self.guard.signs_in:
             await self.guard.admit(request)
         if not inner:
-            # Without the slash, relative addresses would be beside the mount.
+            # Without the trailing slash, the browser would resolve relative addresses against the parent path.
             return Response(status_code=307, headers={"Location": f"{last_part(request.scope)}/", **SECURITY})
         return static(request, path) or page(depth(request.scope, inner))
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """An application of its own is told of its start and end; there is nothing to do."""
+    """The ASGI lifespan protocol, for a server that is not mounted: acknowledge, and do nothing."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -228,7 +228,7 @@ async def _body(route: Route, request: Request) -> Any:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The body, if it is not too long and does not take too long."""
+    """The body of a request. Refuses one that is too large, or takes too long to arrive."""
     said = request.headers.get("content-length", "")
     if said.isdecimal() and len(said) < 20 and int(said) > limit:
         raise _too_large(limit)
@@ -278,7 +278,7 @@ async def _response(request: Request, route: Route, result: Any) -> Any:
 
 
 async def encoded(result: Any) -> bytes:
-    """An answer as JSON, encoded in slices, between which the event loop goes on."""
+    """A response as JSON, encoded in slices, between which other tasks of the event loop run."""
     if not isinstance(result, msgspec.Struct):
         return _encode(result)
     parts: list[bytes] = []
@@ -302,7 +302,7 @@ def _refused(request: Request, inner: str, problem: Problem) -> Response:
         if problem.hint:
             text += f"<pre>{escape(problem.hint)}</pre>"
         return Response(text, problem.status, headers={**SECURITY, **headers}, media_type="text/html")
-    # Relative, as every address: the server need not know what a proxy has taken off.
+    # The address in the body is relative, as all of them are: only the proxy knows the prefix that it removed.
     body = problem.body(inner.removeprefix("/"))
     return Response(body, problem.status, headers={**headers, "Content-Type": MEDIA_TYPE})
 

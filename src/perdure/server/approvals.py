@@ -8,11 +8,11 @@ from perdure.client.views import ApprovalView
 from perdure.kernel.values.redaction import Redaction
 from perdure.server import shapes
 from perdure.server.access import Access
-from perdure.server.found_run import INLINE
+from perdure.server.messages import message_key, reply_to, target_run, write_audit
 from perdure.server.paging import cursor, key_of
 from perdure.server.problems import Problem
+from perdure.server.requested_run import INLINE
 from perdure.server.routing import Call, Reply, Route
-from perdure.server.telling import answered, note, told, told_key
 
 
 async def list_approvals(call: Call[shapes.ApprovalsQuery, None]) -> shapes.Approvals:
@@ -53,25 +53,25 @@ def _item(who: Access, redaction: Redaction, view: ApprovalView) -> shapes.Appro
 
 
 async def approve(call: Call[shapes.RunQuery, shapes.AnswerBody]) -> Reply:
-    """Answer an open approval, as the person who is signed in."""
-    row = (await told(call)).row
-    body, key = call.body, told_key(call, call.body.approval_id)
+    """Answer an open approval, as the caller of the request."""
+    row = (await target_run(call)).row
+    body, key = call.body, message_key(call, call.body.approval_id)
     verdict = await call.service.client.approve(row.run_id, call.path["path"], body.payload, key, call.access.name)
-    note(call, f"answered {call.path['path']} of", row.run_id)
+    write_audit(call, f"answered {call.path['path']} of", row.run_id)
     return _of(verdict, call.path["path"])
 
 
 async def reject(call: Call[shapes.RunQuery, shapes.RejectBody]) -> Reply:
-    """Reject an open approval, as the person who is signed in."""
-    row = (await told(call)).row
-    body, key = call.body, told_key(call, call.body.approval_id)
+    """Reject an open approval, as the caller of the request."""
+    row = (await target_run(call)).row
+    body, key = call.body, message_key(call, call.body.approval_id)
     verdict = await call.service.client.reject(row.run_id, call.path["path"], body.reason, key, call.access.name)
-    note(call, f"said no to {call.path['path']} of", row.run_id)
+    write_audit(call, f"rejected {call.path['path']} of", row.run_id)
     return _of(verdict, call.path["path"])
 
 
 def _of(verdict: object, path: str) -> Reply:
-    reply = answered(verdict)
+    reply = reply_to(verdict)
     if reply.result.answer == "not_found":
         raise Problem(
             409,

@@ -1,4 +1,4 @@
-"""Routes of bulk actions: one thing is done to many runs, by a run that goes on without the caller."""
+"""Routes of bulk actions: one action on many runs. A run performs it, so it continues without the caller."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
 from perdure.kernel.ids import BULK
 from perdure.server import shapes
+from perdure.server.messages import digest, reply_to, write_audit
 from perdure.server.routing import Call, Reply, Route
 from perdure.server.runs import statuses
 from perdure.server.service import seconds_of
-from perdure.server.telling import answered, digest, note
 
 # How many runs a dry run names.
 NAMED = 1000
@@ -30,7 +30,7 @@ async def start_bulk(call: Call[None, shapes.BulkBody]) -> Reply:
     before = None if id is None else await client.store.runs.find(id)
     handle = await client._bulk_runs.start(request, id)
     if before is None:
-        note(call, f"began to {request.action} many runs by", handle.run_id)
+        write_audit(call, f"started {request.action} of many runs, run", handle.run_id)
     view = await client.get(handle.id)
     assert view is not None
     return Reply(_item(call, view), 202 if before is None else 200)
@@ -71,7 +71,7 @@ def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
 
 
 async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> shapes.BulkItem:
-    """Which runs it would be."""
+    """The runs that a bulk action would act on."""
     ids: list[str] = []
     failures: list[shapes.BulkFailure] = []
     cursor: str | None = None
@@ -94,11 +94,11 @@ async def get_bulk(call: Call[None, None]) -> shapes.BulkItem:
 
 
 async def abort_bulk(call: Call[None, shapes.EmptyBody]) -> Reply:
-    """Stop a bulk action. What is done stays done."""
+    """Stop a bulk action. Runs that were acted on stay as they are."""
     view = await _view(call)
     verdict = await call.service.client.cancel(view.id, "aborted", by=call.access.name)
-    note(call, "aborted", view.run_id)
-    return answered(verdict)
+    write_audit(call, "aborted", view.run_id)
+    return reply_to(verdict)
 
 
 async def _view(call: Call[None, Any]) -> RunView:

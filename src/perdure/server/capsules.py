@@ -1,4 +1,4 @@
-"""Routes of capsules: a run as a file, and a file that is looked at or imported."""
+"""Routes of capsules: export a run as a file; view or import such a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from starlette.responses import Response
 
 from perdure.server import shapes
+from perdure.server.messages import write_audit
 from perdure.server.problems import Problem
 from perdure.server.routing import BYTES, CAPSULE_LIMIT, Call, Reply, Route
 from perdure.server.runs import detail_of
-from perdure.server.telling import note
 
 
 async def export_run(call: Call[shapes.ExportQuery, None]) -> Response:
@@ -25,7 +25,7 @@ async def export_run(call: Call[shapes.ExportQuery, None]) -> Response:
 
 async def view_capsule(call: Call[None, Any]) -> shapes.Viewed:
     """Read a capsule without importing it: the reply has the address under which its run can be read."""
-    address = await call.service.viewed.add(call.body)
+    address = await call.service.viewed_capsules.add(call.body)
     run = await call.service.run(call.access, address)
     return shapes.Viewed(run.address)
 
@@ -36,7 +36,7 @@ async def import_capsule(call: Call[None, Any]) -> Reply:
     if call.access.programs is not None:
         raise Problem(403, "forbidden", f"{call.access.name} may not import runs: they may be of any program")
     view = await client.import_run(call.body)
-    note(call, "imported", view.run_id)
+    write_audit(call, "imported", view.run_id)
     return Reply(await detail_of(await call.service.run(call.access, view.root)), 201)
 
 

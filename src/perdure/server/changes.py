@@ -1,4 +1,4 @@
-"""Which runs of the store have changed: one watcher for all listeners, and none while there are none."""
+"""Which runs of the store have changed: one watcher for all listeners, which stops when the last of them leaves."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ class ChangesConfig:
     """Durations are in seconds."""
 
     interval: float = 0.25
-    """The least time between two queries, while the store changes."""
+    """The shortest time between two queries, while the store changes."""
     longest: float = 2.0
-    """And the most: not every store changes its version with every event of other processes."""
+    """The longest: the version of some stores does not change with every event of another process."""
     newest: int = 100
-    """How many of the newest runs are compared. Of older ones it is only said that some may have changed."""
+    """How many of the newest runs are compared. For older ones, listeners only learn that some may have changed."""
     kept: int = 256
-    """How many changes are kept for listeners that connect again."""
+    """How many changes are kept for listeners that reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Runs that have changed, each with its program; and whether others may have, too."""
+    """Runs that have changed, each with its program. `more`: others may have changed, too."""
 
     id: str
     runs: tuple[tuple[str, str], ...]
     more: bool
-    said: str = ""
-    """What it is called, if it is no change of runs."""
+    event: str = ""
+    """The name of an event that is not about runs, such as `dev`; empty for a change of runs."""
 
 
 class Changes:
-    """The changes of a store, numbered for as long as there are listeners."""
+    """The changes of a store. They are numbered from when the first listener came."""
 
     def __init__(self, client: Client, config: ChangesConfig = ChangesConfig()) -> None:  # noqa: B008 - frozen
         self._client, self._config = client, config
         self._listeners = 0
-        # Names the time since there are listeners: what happened before it is not known.
+        # A random prefix of the ids, new each time watching starts: changes before that are unknown.
         self._session = ""
         self._number = 0
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
-        # The newest runs as they were: next number and status by run_id and program; None before the first look.
+        # Next number and status of the newest runs, by run_id and program; None before the first query.
         self._seen: dict[tuple[str, str], tuple[int, str]] | None = None
         self._version: object = None
         self._subscription: Subscription | None = None
@@ -59,7 +59,7 @@ class Changes:
         return f"{self._session}-{self._number}"
 
     def listen(self) -> None:
-        """Watch the store, if it is not watched yet. To be followed by `follow`, without an await in between."""
+        """Start watching the store, unless it is watched. Call `follow` next, without an await in between."""
         if self._subscription is None:
             self._subscription = Subscription(
                 change_feed(self._client.store),
@@ -73,7 +73,7 @@ class Changes:
             self._session, self._number, self._changes, self._seen = secrets.token_hex(4), 0, [], None
 
     async def follow(self, after: str) -> AsyncIterator[Change | None]:
-        """The changes after the one with this id, as they come; None where some may have been missed."""
+        """The changes after the one with this id, as they happen; None where some may have been missed."""
         self._listeners += 1
         try:
             self.listen()
@@ -95,7 +95,7 @@ class Changes:
             self._listeners -= 1
 
     def _place(self, id: str) -> int | None:
-        """The number in an id; None unless all that came after it is known."""
+        """The number in an id; None if changes after it are no longer known."""
         session, _, number = id.partition("-")
         known = session == self._session and number.isdecimal() and len(number) < 16 and int(number) <= self._number
         return int(number) if known else None
@@ -107,17 +107,17 @@ class Changes:
         found = {(row.run_id, row.program): (head.next_seq, row.status.value) for row, head in rows}
         seen, self._seen = self._seen, found
         older, self._version = version != self._version, version
-        # At the first look some may have changed since the listeners read what they show.
+        # Before the first query, runs may have changed since the listeners read what they show.
         runs = () if seen is None else tuple(run for run, state in found.items() if seen.get(run) != state)
         if runs or older or seen is None:
             self._add(runs, older or seen is None)
 
-    def announce(self, said: str) -> None:
-        """Say something to all listeners that is no change of runs."""
-        self._add((), False, said)
+    def announce(self, event: str) -> None:
+        """Send all listeners an event that is not about runs."""
+        self._add((), False, event)
 
-    def _add(self, runs: tuple[tuple[str, str], ...], more: bool, said: str = "") -> None:
+    def _add(self, runs: tuple[tuple[str, str], ...], more: bool, event: str = "") -> None:
         self._number += 1
-        self._changes = [*self._changes, Change(self.last, runs, more, said)][-self._config.kept :]
+        self._changes = [*self._changes, Change(self.last, runs, more, event)][-self._config.kept :]
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Routes about the code of runs: where it stands, its graph, how two runs differ, and whether open runs fit it."""
+"""Routes about the code of runs: the source at a point of the journal, graphs, differences, and upgrade checks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from perdure.kernel.policies.versions import Programs
 from perdure.kernel.values.redaction import REDACTED
 from perdure.ports.blobs import sources_of
 from perdure.server import shapes
-from perdure.server.found_run import INLINE, FoundRun
 from perdure.server.problems import Problem
+from perdure.server.requested_run import INLINE, RequestedRun
 from perdure.server.routing import NDJSON, Call, Route
 
-# How much of a variable is shown.
+# How many characters of a variable's value are shown.
 WIDTH = 2000
 
 
@@ -71,9 +71,9 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
 
 
 def _replayed(
-    run: FoundRun, programs: Programs, started: RunStarted, batches: Sequence[Batch], at: str | int | None
+    run: RequestedRun, programs: Programs, started: RunStarted, batches: Sequence[Batch], at: str | int | None
 ) -> tuple[list[shapes.TaskItem], dict[str, dict[str, int]]]:
-    """What a replay shows. In a thread: a body must not be driven inside a task, and a long one takes its time."""
+    """Replay the run up to an event, in a thread: a body must not be driven inside a task, and replay may take long."""
     codec = run.client.codec
     tasks = inspect(programs, codec, run.root, started, batches, at, WIDTH)
     lines = executed_lines(programs, codec, run.root, started, batches, at)
@@ -89,7 +89,7 @@ def _replayed(
     return items, {file: {str(line): count for line, count in found.items()} for file, found in lines.items()}
 
 
-async def _values(run: FoundRun, at: str | int | None) -> dict[str, Any] | None:
+async def _values(run: RequestedRun, at: str | int | None) -> dict[str, Any] | None:
     try:
         values = await run.client.values(run.row.run_id, at)
         return {name: run.plain(value, name) for name, value in run.plain(values).items()}  # by path, then by name
@@ -128,13 +128,13 @@ async def diff_runs(call: Call[None, None]) -> shapes.Diff:
 
 
 def _compared(
-    a: FoundRun, b: FoundRun, first: Sequence[Batch], second: Sequence[Batch]
+    a: RequestedRun, b: RequestedRun, first: Sequence[Batch], second: Sequence[Batch]
 ) -> tuple[Diff, list[shapes.DiffItem]]:
     found = compare(first, second)
     return found, [shapes.DiffItem(op.path, list(op.changes), _side(a, op.a), _side(b, op.b)) for op in found.ops]
 
 
-def _side(run: FoundRun, op: Op | None) -> shapes.DiffSide | None:
+def _side(run: RequestedRun, op: Op | None) -> shapes.DiffSide | None:
     if op is None:
         return None
     large = bool(op.blob) or len(op.value) > INLINE
@@ -142,16 +142,16 @@ def _side(run: FoundRun, op: Op | None) -> shapes.DiffSide | None:
     error = None if failure is None else shapes.ErrorItem(failure.type, failure.message)
     took = None if op.took is None or not math.isfinite(op.took) else op.took
     if op.kind == "state" and run.redaction:
-        # Under which key it was published is not known here.
+        # The key under which it was published is not known here.
         return shapes.DiffSide(op.status, REDACTED, 0, error, op.attempts, took, op.source)
     value = None if large else run.redacted(op.value, op.path, arguments=() if op.path == INPUT else None)
     return shapes.DiffSide(op.status, value, len(op.value), error, op.attempts, took, op.source)
 
 
 async def _sources(
-    a: tuple[FoundRun, Sequence[Batch]], b: tuple[FoundRun, Sequence[Batch]], found: Diff
+    a: tuple[RequestedRun, Sequence[Batch]], b: tuple[RequestedRun, Sequence[Batch]], found: Diff
 ) -> list[str] | None:
-    """Where the first op of both that differs takes its values from, in each run, if that differs."""
+    """For the first op that differs: where each run takes its arguments from, if the sources differ."""
     op = next((op.path for op in found.ops if op.changes and op.a is not None and op.b is not None), "")
     structures = []
     for run, batches in (a, b):

@@ -1,4 +1,4 @@
-"""What lets a request in: the host application's own authentication, this machine alone, or tokens."""
+"""Who is admitted: callers known to the host application, this machine alone, or holders of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.server.access import EVERYTHING, Access, Who
 from perdure.server.problems import Problem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-# What a proxy adds. A request that carries one did not come from this machine, whatever its Host says.
+# Headers that proxies add. A request with one of them did not come from this machine, whatever its Host header is.
 _OF_PROXIES = ("forwarded", "x-real-ip", "via")
 
 UNGUARDED = """\
@@ -29,30 +29,30 @@ Say who may do what:
 
 
 class Guard(Protocol):
-    """Decides who a request is from."""
+    """Identifies the caller of a request, or refuses it."""
 
     @property
     def signs_in(self) -> bool:
-        """Whether browsers sign in here: then the page, which has no data in it, is for everyone."""
+        """Whether browsers sign in here: then the page, which holds no data, is served to everyone."""
 
     def check(self, request: Request) -> None:
-        """Look at a request of any kind before anything else. Raises a Problem for one that is refused."""
+        """Check a request of any kind before anything else. Raises a Problem to refuse it."""
 
     async def admit(self, request: Request) -> Access:
-        """Who it is. Raises a Problem for a request that is refused."""
+        """The access of the caller. Raises a Problem to refuse the request."""
 
 
 class AskTheHost:
-    """Asks the function that the host application gave."""
+    """Calls the `access` function of the host application."""
 
     def __init__(self, who: Who, *, signs_in: bool = False) -> None:
         self._who, self.signs_in = who, signs_in
 
     def check(self, request: Request) -> None:
-        """The host has looked at it."""
+        """Nothing: the host application has checked it."""
 
     async def admit(self, request: Request) -> Access:
-        """What the host says."""
+        """What the host's function returns."""
         found = self._who(request)
         access = await found if inspect.isawaitable(found) else found
         if access is None:
@@ -68,18 +68,17 @@ class ThisMachineOnly:
     signs_in = False
 
     def check(self, request: Request) -> None:
-        """Nothing more than what lets it in."""
+        """Nothing beyond `admit`."""
 
     async def admit(self, request: Request) -> Access:
-        """Everything, to a request from here."""
+        """Full access, for requests from this machine."""
         if not is_loopback(host_of(request)) or _came_through_a_proxy(request):
             raise Problem(403, "no_access", "this server does not know who you are", hint=UNGUARDED)
         return EVERYTHING
 
 
 class KnownHosts:
-    """Serves requests that are addressed to names that this server has, so that no foreign name leads here (DNS
-    rebinding). Addresses are no names."""
+    """Serves requests whose Host header is a name of this server or an IP address, against DNS rebinding."""
 
     def __init__(self, guard: Guard, names: Collection[str]) -> None:
         self._guard, self._names = guard, frozenset(name.lower() for name in names)
@@ -119,7 +118,7 @@ def host_of(request: Request) -> str:
 
 
 def without_port(host: str) -> str:
-    """A host without its port."""
+    """A host name without its port; empty if it is malformed."""
     host = host.strip().lower()
     if host.startswith("["):
         end = host.find("]")
@@ -129,7 +128,7 @@ def without_port(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its name alone."""
+    """Whether a host name can only mean this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -147,9 +146,9 @@ def _is_address(host: str) -> bool:
 
 
 def check_site(request: Request) -> None:
-    """Refuse a request with an effect that a page of another site has a browser send.
+    """Refuse a request with an effect that a page of another site made a browser send (CSRF).
 
-    Browsers say where a request comes from; other clients say nothing, and have no cookies to be abused.
+    Browsers name the site that a request comes from. Other clients do not, and have no cookies to be abused.
     """
     if request.method in SAFE:
         return
@@ -174,5 +173,5 @@ def _cross_site(why: str) -> Problem:
 
 
 def has_bearer(request: Request) -> bool:
-    """Whether a token comes in a header, which no browser adds by itself."""
+    """Whether the token is in a header, which no browser adds by itself."""
     return request.headers.get("authorization", "")[:7].lower() == "bearer "

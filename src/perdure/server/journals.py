@@ -15,15 +15,15 @@ from starlette.responses import Response
 from perdure.kernel.events import AnyEvent, Entry
 from perdure.kernel.values.redact import VALUES, value_of
 from perdure.server import shapes
-from perdure.server.found_run import INLINE, RUN, FoundRun
 from perdure.server.problems import Problem
+from perdure.server.requested_run import INLINE, RUN, RequestedRun
 from perdure.server.routing import Call, Route
 
-# How many events are read at a time where most of them may not be wanted, and how many in one request.
+# How many events are read at a time when a filter may skip most of them, and at most for one request.
 SCANNED, SCANNED_AT_MOST = 250, 20_000
-# How many of them are made into answers in one turn of the event loop.
+# How many of them are encoded in one turn of the event loop.
 TURN = 50
-# How many bytes of values a page with whole values has, but for the last of them.
+# The size at which a page with whole values ends; its last value may exceed it.
 WHOLE = 4 * 1024 * 1024
 
 
@@ -52,15 +52,15 @@ async def list_events(call: Call[shapes.JournalQuery, None]) -> shapes.Journal:
     return shapes.Journal(events=found, next=at if at < run.head.next_seq else None, next_seq=run.head.next_seq)
 
 
-def _is_asked_for(event: AnyEvent, run: FoundRun, kinds: set[str], op: str | None) -> bool:
+def _is_asked_for(event: AnyEvent, run: RequestedRun, kinds: set[str], op: str | None) -> bool:
     if kinds and type(event).__name__ not in kinds:
         return False
     own: str = getattr(event, "op", "") or getattr(event, "child", "")
     return run.owns(own) and op in (None, own)
 
 
-async def event_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
-    """An event for an answer: long values by where they are to be had."""
+async def event_item(run: RequestedRun, entry: Entry) -> shapes.EventItem:
+    """An event for a response, with links in place of long values."""
     event, seq = run.event(entry.event), entry.seq
     shown = msgspec.json.decode(msgspec.json.encode(event), type=dict[str, Raw])
     kind = msgspec.json.decode(shown.pop("type"))
@@ -76,8 +76,8 @@ async def event_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
     return shapes.EventItem(seq, entry.run_id, entry.at, kind, shown)
 
 
-async def whole_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
-    """As `event_item`, with every value in its place."""
+async def whole_item(run: RequestedRun, entry: Entry) -> shapes.EventItem:
+    """As `event_item`, with every value in place."""
     event = entry.event
     for name, blob_field in VALUES.items():
         if blob := blob_of(event, name):
@@ -89,12 +89,12 @@ async def whole_item(run: FoundRun, entry: Entry) -> shapes.EventItem:
 
 
 def blob_of(event: AnyEvent, name: str) -> str:
-    """The blob of a value of an event, if it is offloaded."""
+    """The blob id of a value of an event; empty unless it is offloaded."""
     return str(getattr(event, VALUES[name], "")) if VALUES[name] else ""
 
 
 def as_raw(value: Any) -> Raw:
-    """A part of an answer as JSON."""
+    """A part of a response as JSON."""
     return value if isinstance(value, Raw) else Raw(msgspec.json.encode(value))
 
 
@@ -112,7 +112,7 @@ async def get_value(call: Call[shapes.ValueQuery, None]) -> Response:
     return Response(bytes(data), media_type="application/json", headers=headers)
 
 
-async def _of_run(run: FoundRun, field: str) -> Raw:
+async def _of_run(run: RequestedRun, field: str) -> Raw:
     row, load = run.row, run.client.payloads.load
     if field == "input":
         return run.redacted(await load(row.input_blob, row.input), "input", arguments=())
@@ -131,7 +131,7 @@ async def _of_run(run: FoundRun, field: str) -> Raw:
     raise _no_value(f"{RUN}/{field}")
 
 
-async def _of_event(run: FoundRun, place: str, field: str, item: int) -> Raw:
+async def _of_event(run: RequestedRun, place: str, field: str, item: int) -> Raw:
     if not (place.isascii() and place.isdecimal() and len(place) < 16):
         raise _no_value(f"{place}/{field}")
     found = await run.entries(int(place), 1)

@@ -1,4 +1,4 @@
-"""Routes that stream: what happens in a run, what its steps emit, and which runs of the store have changed."""
+"""Routes that stream: the events of a run, the chunks of a step, and which runs of the store have changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.server.streams import EventStream, Message
 
 
 def resumed(call: Call[Any, Any]) -> int:
-    """The number of the first message that is wanted: after the one that came last."""
+    """The number of the first message to send: the one after the last that the client has."""
     last = call.last_event_id
     if last.isascii() and last.isdecimal() and len(last) < 16:
         return int(last) + 1
@@ -55,10 +55,10 @@ async def stream_run(call: Call[shapes.StreamQuery, None]) -> EventStream:
 
 
 async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
-    """Which runs of the store have changed. Connect first, and read what is shown when `hello` has come.
+    """Which runs of the store have changed. Connect first, and read what you show when `hello` has come.
 
-    `changed` has the run_ids of new runs that have changed, and `more` when others may have, too; `reset` says that
-    some changes were missed: read again what is shown.
+    `changed` has the run_ids of new runs that have changed, and `more` when older ones may have, too; `reset` says that
+    some changes were missed: read everything again.
     """
     changes = call.service.changes
 
@@ -68,8 +68,8 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
         async for change in changes.follow(call.last_event_id or changes.last):
             if change is None:
                 yield Message(b"{}", changes.last, "reset")
-            elif change.said:
-                yield Message(b"{}", change.id, change.said)
+            elif change.event:
+                yield Message(b"{}", change.id, change.event)
             else:
                 seen = [run_id for run_id, program in change.runs if call.access.sees(program)]
                 item = shapes.ChangedItem(seen, change.more)
@@ -79,12 +79,12 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
 
 
 def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]]) -> EventStream:
-    """A stream, if there are not too many."""
+    """Open a stream. Raises a Problem (503) when too many are open."""
     call.service.streams.take()
     return EventStream(call.service.streams, messages(), call.admit)
 
 
-# What a stream ends with where it cannot go on.
+# The last event of a stream that cannot continue.
 PROBLEM = {"problem": ProblemBody}
 
 ROUTES = (

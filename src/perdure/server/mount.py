@@ -1,4 +1,4 @@
-"""Where an application is mounted. Hosts say so in different ways, and proxies say nothing."""
+"""Find the path below the mount. ASGI hosts report it in different ways, and proxies do not report it at all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from starlette.types import Scope
 def inner_path(scope: Scope) -> str:
     """The path of a request below the mount, with its leading slash; empty for the mount without a slash.
 
-    The mount is the longest end of `root_path` that the path begins with: a host may have put its own prefix before it,
-    which a proxy has taken off the path, or may not have taken the mount off it.
+    The mount is the longest suffix of `root_path` with which the path begins. A host may have put a prefix of its own
+    before it, which a proxy has removed from the path; or it may not have removed the mount from the path.
     """
     path = _as_sent(scope)
     root: str = scope.get("root_path", "").rstrip("/")
@@ -25,7 +25,7 @@ def inner_path(scope: Scope) -> str:
 
 
 def _as_sent(scope: Scope) -> str:
-    """The path without a slash at its end that a host has added, as Litestar does."""
+    """The path without a trailing slash that the host has added, as Litestar does."""
     path: str = scope["path"]
     raw = _raw(scope)
     return path[:-1] if path.endswith("/") and raw and not raw.endswith(b"/") else path
@@ -37,11 +37,11 @@ def _raw(scope: Scope) -> bytes:
 
 
 def depth(scope: Scope, inner: str) -> int:
-    """How many levels an inner path is below the mount, as the browser counts them: an encoded slash is none."""
+    """How many levels an inner path is below the mount, as the browser counts them: an encoded slash does not count."""
     return max(0, inner.count("/") - 1 - _raw(scope).lower().count(b"%2f"))
 
 
 def last_part(scope: Scope) -> str:
-    """The last part of the address of a request, to which a relative address can be given."""
+    """The last segment of the address of a request; relative addresses are resolved against it."""
     raw = _raw(scope)
     return raw.rpartition(b"/")[2].decode("ascii", "replace") if raw else scope["path"].rpartition("/")[2]

@@ -41,12 +41,12 @@ from perdure.kernel.ids import op_name
 from perdure.server.shapes import Ops
 
 RUNNING, WAITING = "running", "waiting"
-# How many ops are put into a page in one turn of the event loop.
+# How many ops are added to a page in one turn of the event loop.
 SLICE = 4000
 
 
 class OpTable:
-    """The ops of one journal, of the root and all its children."""
+    """The ops of one journal: those of the root run and of all child runs."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -58,11 +58,11 @@ class OpTable:
         self.status: list[str] = []
         self.source: list[str] = []
         self.queue: list[str] = []
-        # Times are NaN where there are none: `due` is when a wait was to end by itself.
+        # A missing time is NaN. `due` is when a wait ends by itself.
         self.start, self.end, self.due = array("d"), array("d"), array("d")
-        # The numbers of the first and the last event of each op, and of the one that ended it; -1 where none has.
+        # The numbers of an op's first and last event, and of the event that ended it; -1 if there is none.
         self.attempts, self.first, self.seq, self.brought = array("q"), array("q"), array("q"), array("q")
-        # Of ops that were attempted more than once: start, end, start, end, ...
+        # For ops that were attempted more than once: start, end, start, end, ...
         self.tries: dict[int, list[float | None]] = {}
         self.owned: list[list[object]] = []
         self.held: list[list[object]] = []
@@ -71,7 +71,7 @@ class OpTable:
         self.children: dict[str, str] = {}
         # The child runs that are graphs or flows.
         self.graphs: set[str] = set()
-        # Texts that many ops have, each once.
+        # Strings that many ops share, each kept once.
         self._shared: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -211,10 +211,11 @@ class OpTable:
         return None if self.brought[row] < 0 else self.brought[row]
 
     async def page(self, within: str, after: int, since: int, limit: int, *, complete: bool) -> Ops:
-        """Ops from number `after` on that have an event from `since` on; of a child, those within its op path.
+        """Ops from number `after` on with an event from `since` on; for a child run, only those below its op path.
 
-        Made in slices, between which the event loop goes on: a stream goes on from what was known at the beginning,
-        though another request may feed the table meanwhile. `complete`: no events of the run are left to be read.
+        Built in slices, between which the event loop runs other tasks. A page shows what was known when it was begun,
+        even if another request feeds the table meanwhile, so that a stream can continue from there. `complete`: every
+        event of the run has been read.
         """
         next_seq, last, inside = self.next_seq, len(self.path), f"{within}/" if within else ""
         numbers: list[int] = []

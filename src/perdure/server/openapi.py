@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the routes. Made of the table; msgspec writes the schemas."""
+"""The OpenAPI 3.1 description of the routes, generated from their table; msgspec writes the schemas."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
-    """One event of a stream, whose data is JSON by its kind."""
+    """The schema of one event of a stream, whose `data` is JSON."""
     kinds = [
         {
             "properties": {
@@ -106,7 +106,7 @@ REF_OF_PROBLEM = {"$ref": REF.format(name=ProblemBody.__name__)}
 
 
 def _taken(route: Route) -> list[str]:
-    """The headers that mean something to a route."""
+    """The request headers that a route reads."""
     if route.media == "text/event-stream":
         return ["Last-Event-ID"]
     if route.method == "GET":
@@ -133,7 +133,7 @@ def _query(route: Route) -> list[dict[str, Any]]:
 
 
 def _nonnull(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that may be left out is not null when it is there."""
+    """The schema of an optional parameter: when it is given, it is not null."""
     schema = dict(schema)
     options = schema.pop("anyOf", None)
     default = schema.pop("default", None)

@@ -1,4 +1,4 @@
-"""Routes that read the ops of a run: all of them in columns, and one with all that is known of it."""
+"""Routes that read the ops of a run: all of them in columns, or one in detail."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perdure.kernel.events import NULL, Batch, Entry, StepStarted
 from perdure.kernel.step_records import StepRecord, steps
 from perdure.kernel.values.arguments import by_name
 from perdure.server import shapes
-from perdure.server.found_run import FoundRun
 from perdure.server.journals import SCANNED
 from perdure.server.op_table import OpTable
+from perdure.server.requested_run import RequestedRun
 from perdure.server.routing import Call, Route
 from perdure.server.service import time_of
 
-# How many of the last chunks of a step are in an answer about it.
+# How many of the last chunks of a step are in its details.
 CHUNKS = 100
-# How many slices of a journal are read at most to answer one request for ops.
+# At most how many slices of a journal are read for one request for ops.
 SLICES = 200
-# How many events a journal may have that is replayed to find the arguments of a step without being asked to.
+# The longest journal that is replayed to find a step's arguments, unless the caller asks for it.
 REPLAYED = 20_000
 
 
@@ -38,7 +38,7 @@ async def list_ops(call: Call[shapes.OpsQuery, None]) -> shapes.Ops:
     def enough(table: OpTable) -> bool:
         nonlocal read
         read += 1
-        # Of a child, or of what has changed, it is not known how many ops have to be looked at.
+        # For a child, or with `since`, it is unknown how many ops must be searched.
         return read > SLICES or (len(table) > wanted and not query.child and not query.since)
 
     table = await run.table(enough)
@@ -101,7 +101,7 @@ def _record(own: Sequence[Entry], path: str) -> StepRecord | None:
     return next((record for record in steps(batches) if record.path == path and record.attempts), None)
 
 
-def _attempts(run: FoundRun, record: StepRecord) -> list[shapes.AttemptItem]:
+def _attempts(run: RequestedRun, record: StepRecord) -> list[shapes.AttemptItem]:
     return [
         shapes.AttemptItem(
             number=one.number,
@@ -116,8 +116,8 @@ def _attempts(run: FoundRun, record: StepRecord) -> list[shapes.AttemptItem]:
     ]
 
 
-async def _inputs(run: FoundRun, path: str, record: StepRecord | None, replayed: bool | None) -> tuple[Any, Any]:
-    """The arguments of a step by name, and where they come from."""
+async def _inputs(run: RequestedRun, path: str, record: StepRecord | None, replayed: bool | None) -> tuple[Any, Any]:
+    """The arguments of a step by name, and their origin: `record` or `replay`."""
     if record is None:
         return None, None
     if record.names or record.input_blob or record.input != NULL:
@@ -132,13 +132,13 @@ async def _inputs(run: FoundRun, path: str, record: StepRecord | None, replayed:
             arguments, programs, run.client.codec, run.root, started, _until(whole, path), None
         )
     except UsageError:
-        return None, None  # the program of the run is not here, or not in its version
+        return None, None  # this process lacks the program of the run, or its version
     inputs = found.get(path)
     return (None, None) if inputs is None else (msgspec.to_builtins(inputs, enc_hook=repr), "replay")
 
 
 def _until(batches: Sequence[Batch], path: str) -> list[Batch]:
-    """A journal up to the first attempt of a step."""
+    """The part of a journal up to the first attempt of a step."""
     found: list[Batch] = []
     for batch in batches:
         for number, event in enumerate(batch.events):

@@ -11,7 +11,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-# What a page may load: its own files. No inline script, no inline style, no other site.
+# What a page may load: files of this server. No inline script, no inline style, no other site.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'; manifest-src 'self'"
@@ -24,7 +24,7 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-# What the page has where its base belongs.
+# The placeholder in the page for its base address.
 BASE = '<base href="./">'
 
 _NO_BUNDLE = f"""<!doctype html>
@@ -36,7 +36,7 @@ _NO_BUNDLE = f"""<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of the bundle."""
+    """One file of the dashboard."""
 
     name: str
     data: bytes
@@ -46,7 +46,7 @@ class File:
 
 @cache
 def bundle() -> dict[str, File]:
-    """The files of the dashboard by their paths. They are read once: a path that is not among them is no file."""
+    """The files of the dashboard by path. Read once, so that no request reaches the file system."""
     found: dict[str, File] = {}
     root = files("perdure.server").joinpath("ui")
     pending = [("", root)] if root.is_dir() else []
@@ -68,7 +68,7 @@ def static(request: Request, path: str) -> Response | None:
     file = bundle().get(path)
     if file is None or path == "index.html":
         return None
-    # With the hash of its content in the address it never changes.
+    # An address that contains the hash of its content never changes.
     lasting = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
     headers = {"ETag": file.etag, "Cache-Control": lasting, **SECURITY}
     if file.etag in request.headers.get("if-none-match", ""):
@@ -78,7 +78,7 @@ def static(request: Request, path: str) -> Response | None:
 
 
 def page(depth: int) -> Response:
-    """The page of the dashboard, for an address so many levels below the mount."""
+    """The page of the dashboard, for an address `depth` levels below the mount."""
     file = bundle().get("index.html")
     text = file.data.decode() if file is not None else _NO_BUNDLE
     base = "../" * depth or "./"

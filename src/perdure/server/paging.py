@@ -1,4 +1,4 @@
-"""Cursors of pages: opaque, and bound to the filter that they come from."""
+"""Cursors of pages: opaque, and bound to the filters of the page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _digest(query: msgspec.Struct) -> bytes:
 
 
 def cursor(key: str, query: msgspec.Struct) -> str:
-    """The cursor of the page after this key."""
+    """The cursor of the page that begins after this key."""
     return urlsafe_b64encode(_digest(query) + key.encode()).decode().rstrip("=")
 
 
 def key_of(cursor: str | None, query: msgspec.Struct) -> str | None:
-    """The key in a cursor. A cursor that was made for another filter, or by no page, is a problem."""
+    """The key in a cursor. Raises a Problem for a cursor from another filter, or one that no page has given."""
     if cursor is None:
         return None
     try:

@@ -15,9 +15,9 @@ from perdure.logs import Log
 log = Log("perdure.server")
 
 MEDIA_TYPE = "application/problem+json"
-# What names the class of a problem; docs/http-api.md explains each by its code.
+# The prefix of a problem's type; docs/http-api.md explains each code.
 TYPE = "urn:perdure:problem:"
-# How long a caller should wait before it asks again for what is not there for a moment.
+# The Retry-After of a resource that is briefly unavailable.
 RETRY_AFTER = 2
 
 
@@ -43,7 +43,7 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(Exception):
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Problem(Exception):
         self.fields, self.headers, self.divergence = tuple(fields), dict(headers or {}), divergence
 
     def body(self, instance: str) -> bytes:
-        """The problem about a request to this path, as JSON."""
+        """The response body for a request to this path."""
         return msgspec.json.encode(
             ProblemBody(
                 type=TYPE + self.code,
@@ -77,7 +77,7 @@ class Problem(Exception):
         )
 
 
-# The status and the code of each class of errors; a subclass stands before its base.
+# The status and code of each class of errors. Subclasses come before their base.
 _OF: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.NoSuchRun, 404, "no_such_run"),
     (errors.NoSuchOp, 404, "no_such_op"),
@@ -111,7 +111,7 @@ _OF: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def problem_of(error: Exception, where: str) -> Problem:
-    """The problem that an exception is. One that nothing explains is a bug: its id stands in the log too."""
+    """The problem for an exception. An unknown exception is a bug: it is logged under an id that the problem names."""
     if isinstance(error, Problem):
         return error
     for cls, status, code in _OF:
@@ -142,7 +142,7 @@ def _fields(error: Exception) -> tuple[FieldError, ...]:
 
 
 def _plain(text: str) -> str:
-    """A text that UTF-8 can write."""
+    """A text that UTF-8 can encode: surrogates are replaced."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -152,7 +152,7 @@ def pointer(path: str) -> str:
 
 
 def of_validation(error: msgspec.ValidationError, what: str) -> Problem:
-    """What msgspec found wrong with a body or a query."""
+    """The problem for what msgspec found wrong with a body or a query."""
     message, _, path = str(error).partition(" - at `")
     path = path.rstrip("`")
     detail = f"{what}: {message}" + (f", at {path}" if path else "")

@@ -1,4 +1,4 @@
-"""The programs that are known: those of this process, and those that living orchestrators have registered."""
+"""The known programs: those of this process, and those that live orchestrators have registered."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from perdure.server import shapes
 
 
 class KnownPrograms:
-    """Programs by name, wherever they are."""
+    """Programs by name, of this process and of live orchestrators."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     @property
     def here(self) -> Programs | None:
-        """The programs of this process; None where it executes nothing."""
+        """The programs of this process; None if it executes nothing."""
         found: Programs | None = getattr(self._client._gateway, "programs", None)
         return found
 
@@ -36,14 +36,14 @@ class KnownPrograms:
         return self._client._gateway.find_program(name, version)
 
     async def all(self) -> list[shapes.ProgramItem]:
-        """All programs, and those of open runs that no process has."""
+        """All programs, including those of open runs that no orchestrator has."""
         registered = await self._registered()
         names = {name for one in registered.values() for name in one.programs or ()} | set(self.here or ())
         names |= set(await self._client.store.runs.programs())
         return [self._item(name, registered) for name in sorted(names) if not name.startswith(BUILT_IN)]
 
     async def one(self, name: str) -> shapes.ProgramDetail | None:
-        """A program with its parameters; None if nothing is known of it."""
+        """A program with its parameters; None if it is unknown."""
         registered = await self._registered()
         item, program = self._item(name, registered), self.find(name)
         if program is None and not item.orchestrators:
@@ -100,7 +100,7 @@ def described(program: Program, codec: Codec) -> dict[str, Any]:
 def _default(value: Any, codec: Codec) -> dict[str, Any]:
     try:
         return {"default": msgspec.json.decode(codec.encode(value, "a default"))}
-    except Exception:  # a default of any type that cannot be stored: it has no place in a form
+    except Exception:  # a default that cannot be stored has no place in a form
         return {}
 
 
@@ -130,7 +130,7 @@ def _object(properties: Any, required: list[str], definitions: Any, more: Any) -
 
 
 def _merged(schema: Any, name: str, definitions: dict[str, Any]) -> Any:
-    """The schema of a parameter, whose own definitions join those of all parameters."""
+    """The schema of a parameter; its definitions are merged into those of all parameters."""
     own = schema.pop("$defs", {}) if isinstance(schema, dict) else {}
     renamed = {key: key if definitions.get(key, one) == one else f"{name}_{key}" for key, one in own.items()}
     for key, one in own.items():

@@ -1,6 +1,6 @@
-"""The table of routes: what is served, who may ask for it, and what goes in and out. Serves nothing.
+"""The table of routes: path, permission, request and response of each. Serves nothing.
 
-Routing, access checks, OpenAPI and tests are made of the same table.
+Routing, access checks, OpenAPI and tests all read this table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from perdure.server.access import Access, Role
 
 if TYPE_CHECKING:
-    from perdure.server.found_run import FoundRun
+    from perdure.server.requested_run import RequestedRun
     from perdure.server.service import Service
 
 Q = TypeVar("Q")
@@ -47,22 +47,22 @@ class Call(Generic[Q, B]):
     query: Q
     body: B
     key: str
-    # Asks again who the caller is; raises a Problem if the caller may not do this any more.
+    # Identifies the caller again; raises a Problem if the caller may no longer do this.
     admit: Callable[[], Awaitable[Access]]
 
-    async def run(self) -> FoundRun:
-        """The run that its path and its query name."""
+    async def run(self) -> RequestedRun:
+        """The run that the path and the query identify."""
         return await self.service.run(self.access, self.path["run"], getattr(self.query, "child", ""))
 
     @property
     def last_event_id(self) -> str:
-        """The id of the message of a stream that came last, if there was one."""
+        """The id of the last message that the client of a stream has received; empty if there is none."""
         return self.request.headers.get("last-event-id", "")[:100]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A result with more than its body: a status, headers, or an ETag by which 304 is answered."""
+    """A response with more than its body: a status, headers, or an ETag for 304 responses."""
 
     result: Any
     status: int | None = None
@@ -84,18 +84,18 @@ class Route:
     query: type[Any] = NoQuery
     body: type[Any] | None = None
     result: Any = None
-    # Of a stream: what the data of each kind of its events is.
+    # For a stream: the type of the data of each kind of event.
     events: Mapping[str, type[Any]] = field(default_factory=dict)
     status: int = 200
     media: str = JSON
-    # What the body is, where it is no JSON.
+    # The media type of the request body.
     takes: str = JSON
     limit: int = BODY_LIMIT
-    # Whether a body may be left out.
+    # Whether the body is optional.
     optional: bool = False
     # Whether a request has an effect: everything but GET, unless it only computes.
     unsafe: bool = True
-    # Whether it is answered without asking who it is: health.
+    # Whether it is public: health, for example.
     open: bool = False
 
     @property
@@ -110,17 +110,17 @@ class Route:
 
     @property
     def name(self) -> str:
-        """A name that no other route has."""
+        """The unique name of the route."""
         return self.handler.__name__
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """The first line of the handler's docstring."""
         return (self.handler.__doc__ or "").strip().partition("\n")[0]
 
     @property
     def description(self) -> str:
-        """The rest of what is said about it."""
+        """The rest of the handler's docstring."""
         rest = (self.handler.__doc__ or "").strip().partition("\n")[2]
         return " ".join(rest.split())
 
@@ -146,7 +146,7 @@ class Table:
         self._patterns = [(_pattern(route.path), route) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]] | tuple[str, ...]:
-        """The first route that fits, with what its path says; or the methods that this path has, none if none."""
+        """The first route that matches, with its path parameters; else the methods that the path allows, if any."""
         wanted = "GET" if method == "HEAD" else method
         allowed: dict[str, None] = {}
         for pattern, route in self._patterns:

@@ -24,20 +24,20 @@ from perdure.kernel.values.redaction import Redaction, Removed
 from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter, Span
 from perdure.server import shapes
-from perdure.server.found_run import RUN, FoundRun
 from perdure.server.paging import cursor, key_of
 from perdure.server.problems import FieldError, Problem
+from perdure.server.requested_run import RUN, RequestedRun
 from perdure.server.routing import Call, Reply, Route
 from perdure.server.service import seconds_of, time_of
 
-# How many seconds a bucket of each kind has, and how many of them there are where no time is given.
+# The length of a bucket in seconds, and the default number of buckets, by kind.
 BUCKETS = {"minute": (60, 60), "hour": (3600, 48), "day": (86_400, 30)}
-# How much of the message of an error is in a line of a list.
+# How many characters of an error message a list shows.
 MESSAGE = 1000
 
 
 def run_item(row: RunRow, head: Head) -> dict[str, Any]:
-    """The fields of a run that need no look into its journal."""
+    """The fields of a run that are in its row."""
     same = ("id", "run_id", "program", "version", "status", "reason", "owner", "epoch", "tags", "priority")
     fields = {name: getattr(row, name) for name in (*same, "incarnation", "approvals")}
     error = None if row.error is None else shapes.ErrorItem(row.error.type, row.error.message[:MESSAGE])
@@ -60,7 +60,7 @@ def run_item(row: RunRow, head: Head) -> dict[str, Any]:
 
 
 def statuses(given: Sequence[str]) -> list[RunStatus]:
-    """Statuses of a query, each perhaps several with commas."""
+    """The statuses in a query: repeated, or separated by commas."""
     found = []
     for one in (part for text in given for part in text.split(",") if part):
         try:
@@ -72,7 +72,7 @@ def statuses(given: Sequence[str]) -> list[RunStatus]:
 
 
 def tags(given: Sequence[str]) -> dict[str, str] | None:
-    """Tags of a query."""
+    """The tags in a query."""
     found = {}
     for one in given:
         key, colon, value = one.partition(":")
@@ -113,19 +113,19 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
 def _seen(
     rows: Sequence[tuple[RunRow, Head]], redaction: Redaction, filter: RunFilter
 ) -> list[tuple[RunRow, Head, Callable[[str], str]]]:
-    """Rows as the caller sees them, each with what makes texts about it such."""
+    """Rows as the caller sees them, each with the values to remove from its texts."""
     seen: list[tuple[RunRow, Head, Callable[[str], str]]] = []
     for row, head in rows:
         removed = Removed()
         shown = redacted_row(row, redaction, removed)
-        # A search must not find out what it does not show.
+        # A search must not reveal redacted values.
         if not redaction or filter.match is None or filter.match.fits(shown):
             seen.append((shown, head, partial(redaction.text, removed=removed)))
     return seen
 
 
 async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
-    """What a query asks for, for the store."""
+    """The filter of a query, for the store."""
     query = call.query
     text = (query.q or "").strip()
     searches = text.startswith(("input", "output", "error")) and "=" in text
@@ -147,7 +147,7 @@ async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
             "search": text if searches else None,
         },
     )
-    # Without values, unless they are needed to know what texts must not repeat.
+    # Values are only read if they have to be removed from texts.
     return replace(filter, values=bool(call.service.redaction(call.access)))
 
 
@@ -169,7 +169,7 @@ async def count_runs(call: Call[shapes.CountsQuery, None]) -> shapes.Counts:
     by = [part.strip() for part in call.query.by.split(",")]
     if not set(by) <= {"status", "program"}:
         raise Problem(422, "invalid_request", f"by={call.query.by[:40]!r}: count by status, program, or both")
-    return await call.service.counting.counts(call.access, by)
+    return await call.service.run_counts.counts(call.access, by)
 
 
 async def ended_runs(call: Call[shapes.HistogramQuery, None]) -> shapes.Histogram:
@@ -179,7 +179,7 @@ async def ended_runs(call: Call[shapes.HistogramQuery, None]) -> shapes.Histogra
     last = seconds_of(query.until, "until")
     last = client.clock.now() if last is None else last
     first = seconds_of(query.since, "since")
-    # Whole buckets, so that two looks have the same ones.
+    # Bounds are rounded to whole buckets, so that two requests give the same ones.
     end = -(-last // width) * width
     start = end - usual * width if first is None else first // width * width
     buckets = round((end - start) / width)
@@ -203,7 +203,7 @@ async def get_run_by_id(call: Call[shapes.ByIdQuery, None]) -> Reply:
         raise NoSuchRun(call.query.id)
     row, head = found
     address = row.root or row.run_id
-    run = FoundRun(call.service, call.service.client, call.access, address, row, head)
+    run = RequestedRun(call.service, call.service.client, call.access, address, row, head)
     return Reply(await detail_of(run, journal=call.query.journal), etag=run.etag)
 
 
@@ -215,8 +215,8 @@ async def get_run(call: Call[shapes.OneRunQuery, None]) -> Reply:
     return Reply(await detail_of(run, journal=call.query.journal), etag=run.etag)
 
 
-async def detail_of(run: FoundRun, *, journal: bool = True) -> shapes.RunDetail:
-    """A run for an answer; without its journal what its row says."""
+async def detail_of(run: RequestedRun, *, journal: bool = True) -> shapes.RunDetail:
+    """A run for a response. Without its journal, only the fields of its row are set."""
     row = run.row
     return shapes.RunDetail(
         **run_item(row, run.head),
@@ -227,8 +227,8 @@ async def detail_of(run: FoundRun, *, journal: bool = True) -> shapes.RunDetail:
     )
 
 
-async def _from_journal(run: FoundRun) -> dict[str, Any]:
-    """What only the journal says about a run."""
+async def _from_journal(run: RequestedRun) -> dict[str, Any]:
+    """The fields of a run that only its journal has."""
     row = run.row
     reasons = await run.client.reasons([_summary(row, run.head)])
     graphs = (await run.table()).graphs if run.child else ()
@@ -266,7 +266,7 @@ async def _from_journal(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def _divergence(run: FoundRun, parked: RunParked | None) -> Any:
+def _divergence(run: RequestedRun, parked: RunParked | None) -> Any:
     if parked is None or parked.divergence is None:
         return None
     return run.redaction.texts_in(msgspec.to_builtins(parked.divergence), run.removed)

@@ -1,4 +1,4 @@
-"""Routes of schedules: what they are, when they fire, and making them."""
+"""Routes of schedules: read, create, pause, trigger and backfill them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from perdure.client.schedules import ScheduleHandle, ScheduleView
 from perdure.errors import NoSuchSchedule
 from perdure.server import shapes
 from perdure.server.access import Role
+from perdure.server.messages import digest, invocation_of, write_audit
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Reply, Route
 from perdure.server.service import seconds_of
-from perdure.server.telling import digest, invocation_of, note
 
 
 async def list_schedules(call: Call[None, None]) -> shapes.Schedules:
@@ -40,7 +40,7 @@ async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
         pass
     options = {name: getattr(body, name) for name in _OPTIONS}
     handle = await client.schedule(id, invocation_of(body.program, body.args, body.kwargs), **options)
-    note(call, "changed the schedule" if before is not None else "made the schedule", id)
+    write_audit(call, "changed the schedule" if before is not None else "created the schedule", id)
     return Reply(_item(call, await handle.view()), 201 if before is None else 200)
 
 
@@ -54,7 +54,7 @@ async def delete_schedule(call: Call[None, None]) -> shapes.Done:
     """Delete a schedule. Runs that it has started continue."""
     handle, _ = await _found(call)
     await handle.delete()
-    note(call, "deleted the schedule", handle.id)
+    write_audit(call, "deleted the schedule", handle.id)
     return shapes.Done("accepted")
 
 
@@ -62,15 +62,15 @@ async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
     """Pause a schedule: it fires nothing until it is resumed."""
     handle, _ = await _found(call)
     await handle.pause(call.body.reason)
-    note(call, "paused the schedule", handle.id)
+    write_audit(call, "paused the schedule", handle.id)
     return shapes.Done("accepted")
 
 
 async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
-    """Resume a schedule, from the next tick on."""
+    """Resume a schedule at its next tick."""
     handle, _ = await _found(call)
     await handle.resume()
-    note(call, "resumed the schedule", handle.id)
+    write_audit(call, "resumed the schedule", handle.id)
     return shapes.Done("accepted")
 
 
@@ -78,7 +78,7 @@ async def trigger_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Trigger
     """Start a run of a schedule now, if the overlap policy allows it."""
     handle, _ = await _found(call)
     run = await handle.trigger(digest(call.key) if call.key else None)
-    note(call, "triggered the schedule", handle.id)
+    write_audit(call, "triggered the schedule", handle.id)
     return shapes.Triggered(run)
 
 
@@ -89,7 +89,7 @@ async def backfill_schedule(call: Call[None, shapes.BackfillBody]) -> shapes.Bac
         _ = seconds_of(getattr(body, name), name)
     handle, _ = await _found(call)
     runs = await handle.backfill(body.start, body.end)
-    note(call, f"filled in {len(runs)} ticks of the schedule", handle.id)
+    write_audit(call, f"backfilled {len(runs)} ticks of the schedule", handle.id)
     return shapes.Backfilled(list(runs))
 
 
@@ -100,7 +100,7 @@ async def next_ticks(call: Call[shapes.NextQuery, None]) -> shapes.NextTicks:
 
 
 async def _found(call: Call[Any, Any]) -> tuple[ScheduleHandle, ScheduleView]:
-    """The schedule of a request; NoSuchSchedule also for one that the caller may not see."""
+    """The schedule of a request. Raises NoSuchSchedule also for one that the caller may not see."""
     handle = await call.service.client.schedule(call.path["id"])
     view = await handle.view()
     if not call.access.sees(view.program):

@@ -20,14 +20,14 @@ from perdure.server.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Where the server listens, and whom it believes."""
+    """Where the server listens, and which hosts and proxies it trusts."""
 
     host: str = "127.0.0.1"
     port: int = 8500
     hosts: Collection[str] = ()
-    """The names that it is reached by, besides those of this machine."""
+    """The names under which it is reached, besides those of this machine."""
     trusted: str = ""
-    """The addresses of proxies whose headers are believed, with commas; `*` for all."""
+    """Addresses of trusted proxies, separated by commas; `*` for all."""
     trace_url: str | None = None
 
 
@@ -56,7 +56,7 @@ async def _serve(client: Client, config: ServeConfig) -> int:
                 proxy_headers=bool(config.trusted),
                 forwarded_allow_ips=config.trusted or None,
                 server_header=False,
-                # Streams end with the server: their clients connect again.
+                # Open streams end with the server; their clients reconnect.
                 timeout_graceful_shutdown=5,
             )
         )
@@ -67,7 +67,7 @@ async def _serve(client: Client, config: ServeConfig) -> int:
 
 @contextlib.asynccontextmanager
 async def _announced(server: uvicorn.Server, host: str, tokens: bool) -> AsyncIterator[None]:
-    """Say where it listens, once it does."""
+    """Log the address, once the server listens."""
 
     async def announce() -> None:
         while not server.started:

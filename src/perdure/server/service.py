@@ -1,4 +1,4 @@
-"""What all routes work with: the client, the tables of ops that are kept, the streams that are open."""
+"""The state that routes share: the client, cached tables of ops, open streams."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from perdure.kernel.values.redaction import Redaction
 from perdure.ports.journal import Journal
 from perdure.server.access import Access
 from perdure.server.changes import Changes
-from perdure.server.counting import Counting
-from perdure.server.found_run import FoundRun
 from perdure.server.op_table import OpTable
 from perdure.server.problems import Problem
 from perdure.server.programs import KnownPrograms
+from perdure.server.requested_run import RequestedRun
+from perdure.server.run_counts import RunCounts
 from perdure.server.streams import Streams
-from perdure.server.viewed import ViewedCapsules
+from perdure.server.viewed_capsules import ViewedCapsules
 
 if TYPE_CHECKING:
-    from perdure.server.developing import Development
+    from perdure.server.development import Development
 
-# How many events are decoded and folded in one turn of the event loop, which is the host's.
+# How many events are folded in one turn of the host's event loop.
 SLICE = 250
-# How many tables are kept, and how many ops they may have together.
+# How many tables are cached, and how many ops they may hold together.
 TABLES, OPS_KEPT = 64, 200_000
 # No op path or id is longer.
 MAX_PATH = 10_000
 
 
 class Service:
-    """A client, and what its routes share."""
+    """A client, and the state that its routes share."""
 
     def __init__(self, client: Client, trace_url: str | None = None) -> None:
         self.client, self.trace_url = client, trace_url
         self._opening = asyncio.Lock()
         self._redactions: dict[Sequence[str], Redaction] = {}
-        self.tables = Tables()
+        self.op_tables = OpTables()
         self.streams = Streams()
-        self.counting = Counting(client)
+        self.run_counts = RunCounts(client)
         self.changes = Changes(client)
-        self.viewed = ViewedCapsules(client)
+        self.viewed_capsules = ViewedCapsules(client)
         self.programs = KnownPrograms(client)
         self.openapi: dict[str, Any] = {}
-        # Whether callers present tokens.
+        # Whether callers sign in with tokens.
         self.signs_in = False
-        # The code that is edited, where `perdure dev` serves.
+        # The state of the edited code, under `perdure dev`.
         self.development: Development | None = None
 
     async def ready(self) -> None:
-        """Open the client if its owner has not: an application that was mounted is told of no start."""
+        """Open the client, unless it is open: a mounted application gets no startup event."""
         if self.client._base.is_open:
             return
         if self.executes:
@@ -71,11 +71,11 @@ class Service:
 
     @property
     def executes(self) -> bool:
-        """Whether it is an engine."""
+        """Whether the client is an engine, which executes runs."""
         return hasattr(self.client, "superseded")
 
     def redaction(self, access: Access) -> Redaction:
-        """What a caller does not see: what the engine redacts, and what the access of the caller says."""
+        """What is redacted for a caller: what the engine redacts, and what the caller's access adds."""
         found = self._redactions.get(access.redact)
         if found is None:
             if len(self._redactions) > 100:
@@ -83,13 +83,13 @@ class Service:
             found = self._redactions[access.redact] = self.client._base.redaction.plus(access.redact)
         return found
 
-    async def run(self, access: Access, address: str, child: str = "") -> FoundRun:
-        """The run of a run_id, or its child at an op path; NoSuchRun also for one that who asks may not see."""
+    async def run(self, access: Access, address: str, child: str = "") -> RequestedRun:
+        """The run with this run_id, or its child at an op path. Raises NoSuchRun also if the caller may not see it."""
         wanted = f"{address}/{child}" if child else address
         if flaw_of(wanted, MAX_PATH) is not None:
             raise NoSuchRun(wanted[:200])
-        client = self.viewed.client_of(address)
-        root = address if client is self.client else self.viewed.run_id_of(address)
+        client = self.viewed_capsules.client_of(address)
+        root = address if client is self.client else self.viewed_capsules.run_id_of(address)
         run_id = f"{root}/{child}" if child else root
         row = await client.store.runs.get(run_id)
         if row is None and "/" in run_id:
@@ -98,11 +98,11 @@ class Service:
         head = None if row is None else await client.store.journal.head(row.root or row.run_id)
         if row is None or head is None or not access.sees(row.program):
             raise NoSuchRun(wanted)
-        return FoundRun(self, client, access, address.partition("/")[0], row, head)
+        return RequestedRun(self, client, access, address.partition("/")[0], row, head)
 
 
-class Tables:
-    """The tables of ops of the runs that were looked at last."""
+class OpTables:
+    """The tables of ops of the runs that were requested last."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, OpTable] = OrderedDict()
@@ -111,7 +111,7 @@ class Tables:
     async def read(
         self, journal: Journal, address: str, root: str, enough: Callable[[OpTable], bool] = lambda table: False
     ) -> OpTable:
-        """The ops of a journal, up to its present end or until it is `enough`; what was read is not read again."""
+        """The ops of a journal, up to its present end or until the table is `enough`. Only new events are read."""
         async with self._lock(address):
             table = self._tables.pop(address, None) or OpTable(root)
             while not enough(table):
@@ -128,14 +128,14 @@ class Tables:
             return table
 
     def _lock(self, address: str) -> asyncio.Lock:
-        """One fold of a journal at a time."""
+        """A lock, so that a journal is folded by one request at a time."""
         if len(self._locks) > 4 * TABLES:
             self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(address, asyncio.Lock())
 
 
 def time_of(at: float | None) -> datetime | None:
-    """A time of the store, for an answer."""
+    """A time of the store, for a response."""
     return None if at is None else moment(at)
 
 

@@ -1,8 +1,8 @@
-"""What goes over the wire: requests and answers as structs, of which routes and OpenAPI are made.
+"""The bodies of requests and responses, as structs from which routing and OpenAPI are made.
 
-Times are RFC 3339 in UTC, but in columns, where they are seconds since 1970. A value is plain JSON, written as the
-store has it, so that integers of any length stay exact; one of more than 16 KiB is `{"$value": url, "bytes": n}`, and
-the url is relative to `api/v1/`.
+Times are RFC 3339 in UTC; in columns they are seconds since 1970. A value is plain JSON, exactly as it is stored, so
+that long integers stay exact; one of more than 16 KiB is replaced by `{"$value": url, "bytes": n}`, with a url relative
+to `api/v1/`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from perdure.kernel.values.failures import Failure
 
 Bucket = Literal["minute", "hour", "day"]
 
-Limit = Annotated[int, Meta(ge=1, le=1000, description="How many at most.")]
-Cursor = Annotated[str | None, Meta(description="The `next` of the page before; it belongs to the same filters.")]
+Limit = Annotated[int, Meta(ge=1, le=1000, description="The largest number of entries.")]
+Cursor = Annotated[
+    str | None, Meta(description="The `next` of the previous page, which must have had the same filters.")
+]
 
 
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class Query(Struct, frozen=True, forbid_unknown_fields=True):
-    """Query parameters. One that a route does not know is a mistake, and no filter that is ignored."""
+    """Query parameters. An unknown parameter is an error: it would be a filter that does nothing."""
 
 
 class Body(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request body. A field that a route does not know is a mistake."""
+    """A request body. An unknown field is an error."""
 
 
 # --- me and the store ------------------------------------------------------------------------------------------------
 
 
 class Me(Struct, frozen=True):
-    """Who is asking, what they may do, and what this server has."""
+    """The caller, what they may do, and the features of this server."""
 
     name: str
     may: list[str]
     programs: list[str] | None
-    """The programs that they may see; null for all."""
+    """The programs whose runs they may see; null for all."""
     signed_in: Literal["host", "machine", "token", "cookie"]
-    """By what they are known: the host application, because the request comes from this machine, or a token."""
+    """How the caller was identified: by the host application, the machine, a token, or a cookie."""
     expires_at: datetime | None
     """When their token or their cookie expires."""
     redacted: list[str]
-    """What is taken out of the values that they see."""
+    """What is redacted in the values that they see."""
     version: str
     store: str
     """The kind of the store, such as `sqlite`."""
@@ -57,7 +59,7 @@ class Me(Struct, frozen=True):
     features: list[str]
     """`source`: the code of programs is here; `bulk`: an orchestrator is alive that can act on many runs."""
     trace_url: str | None = None
-    """Where traces are shown, with `{trace_id}` in it."""
+    """The address of traces, with `{trace_id}` in it."""
 
 
 class Health(Struct, frozen=True):
@@ -77,30 +79,32 @@ class RunsQuery(Query, frozen=True):
     tag: Annotated[list[str], Meta(description="Only runs with this tag, as `key:value`; may be repeated.")] = []
     queue: Annotated[str | None, Meta(description="Only runs of this queue.")] = None
     owner: Annotated[str | None, Meta(description="Only runs that this orchestrator owns.")] = None
-    parked: Annotated[str | None, Meta(description="Only parked runs; of this kind, or `true` for any.")] = None
+    parked: Annotated[
+        str | None, Meta(description="Only runs that are parked with this kind of reason; `true` for any.")
+    ] = None
     parent: Annotated[str | None, Meta(description="Only runs that this run started, by its run_id.")] = None
-    root: Annotated[str | None, Meta(description="Only the tree of this run_id; `true`: only root runs.")] = None
+    root: Annotated[str | None, Meta(description="Only the tree of this run; `true`: only root runs.")] = None
     q: Annotated[
         str | None,
-        Meta(description="An id, the beginning of one, or `input.path=value` and the like; see the guide."),
+        Meta(description="An id, the beginning of one, or a condition such as `input.path=value`; see the guide."),
     ] = None
     since: Annotated[datetime | None, Meta(description="Created at or after this.")] = None
     until: Annotated[datetime | None, Meta(description="Created before this.")] = None
     before: Annotated[str | None, Meta(description="Only runs that are older than this run_id.")] = None
-    why: Annotated[bool, Meta(description="Also say why runs stand still.")] = False
+    why: Annotated[bool, Meta(description="Also explain why runs make no progress.")] = False
     limit: Limit = 50
     cursor: Cursor = None
 
 
 class ErrorItem(Struct, frozen=True):
-    """An error in a line."""
+    """An error, shortened for a list."""
 
     type: str
     message: str
 
 
 class FailureItem(Struct, frozen=True):
-    """An error with its traceback, what caused it, and the exceptions of a group."""
+    """An error with its traceback, its cause, and the exceptions of a group."""
 
     type: str
     message: str
@@ -126,7 +130,7 @@ def failure_item(failure: Failure | None) -> FailureItem | None:
 
 
 class WhyItem(Struct, frozen=True):
-    """Why a run makes no progress, or how it ended. `until`: when the reason goes away by itself."""
+    """Why a run makes no progress, or how it ended. `until`: when that changes by itself."""
 
     kind: str
     text: str
@@ -134,7 +138,7 @@ class WhyItem(Struct, frozen=True):
 
 
 class RunItem(Struct, frozen=True, kw_only=True):
-    """A run as a list has it, without its values."""
+    """A run in a list, without its values."""
 
     id: str
     run_id: str
@@ -175,13 +179,13 @@ class Runs(Struct, frozen=True):
 
 
 class RunQuery(Query, frozen=True):
-    """Which run of a tree."""
+    """Which run of a tree of runs."""
 
-    child: Annotated[str, Meta(description="The op path of a child, in the run of the path.")] = ""
+    child: Annotated[str, Meta(description="The op path of a child of the run.")] = ""
 
 
 class WaitItem(Struct, frozen=True):
-    """Something that a run waits for."""
+    """A wait of a run."""
 
     path: str
     kind: str
@@ -194,7 +198,7 @@ class WaitItem(Struct, frozen=True):
 
 
 class RunDetail(RunItem, frozen=True, kw_only=True):
-    """A run as it stands. What follows `failure` comes from its journal, and is null where that was left out."""
+    """A run. The fields from `state` on come from its journal, and are null if that was not read."""
 
     input: Any
     output: Any
@@ -213,28 +217,28 @@ class RunDetail(RunItem, frozen=True, kw_only=True):
 
 
 class OneRunQuery(RunQuery, frozen=True):
-    """Which run of a tree, and how much of it."""
+    """Which run of a tree, and whether its journal is read."""
 
     journal: Annotated[
-        bool, Meta(description="`false`: at once, without what takes a look into its journal: state, waits, why.")
+        bool, Meta(description="`false`: leave out what has to be read from its journal: state, waits, why.")
     ] = True
 
 
 class ByIdQuery(Query, frozen=True):
-    """A caller's id."""
+    """A run by the id that its caller gave."""
 
     id: Annotated[str, Meta(min_length=1, description="The id that the run was started with.")]
     journal: Annotated[bool, Meta(description="As for `runs/{run}`.")] = True
 
 
 class CountsQuery(Query, frozen=True):
-    """What is counted."""
+    """How runs are grouped."""
 
     by: Annotated[str, Meta(description="`status`, `program`, or both with a comma.")] = "status"
 
 
 class CountItem(Struct, frozen=True):
-    """How many runs. `bounded`: at least so many; counting stops at 100,000 of a program and status."""
+    """A number of runs. `bounded`: there may be more; counting stops at 100,000 for each program and status."""
 
     status: str | None
     program: str | None
@@ -243,7 +247,7 @@ class CountItem(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """How many runs there are. `at` is when they were counted: an answer is kept for 2 seconds."""
+    """Numbers of runs. `at` is when they were counted: a count is kept for 2 seconds."""
 
     counts: list[CountItem]
     at: datetime
@@ -254,12 +258,12 @@ MOST_BUCKETS = 1000
 
 
 class HistogramQuery(Query, frozen=True):
-    """Which runs, in which buckets."""
+    """Which runs are counted, and in which buckets."""
 
     bucket: Bucket = "hour"
     program: Annotated[str | None, Meta(description="Only runs of this program.")] = None
-    since: Annotated[datetime | None, Meta(description="Left out: 60 minutes, 48 hours or 30 days before.")] = None
-    until: Annotated[datetime | None, Meta(description="Left out: now.")] = None
+    since: Annotated[datetime | None, Meta(description="Default: 60 minutes, 48 hours or 30 days before.")] = None
+    until: Annotated[datetime | None, Meta(description="Default: now.")] = None
 
 
 class BucketItem(Struct, frozen=True):
@@ -283,7 +287,9 @@ class OpsQuery(Query, frozen=True):
     """Which ops of a run."""
 
     child: str = ""
-    after: Annotated[int, Meta(ge=0, le=2**53, description="Ops from this number on, in the order they began.")] = 0
+    after: Annotated[
+        int, Meta(ge=0, le=2**53, description="Ops from this number on, in the order in which they started.")
+    ] = 0
     since: Annotated[int, Meta(ge=0, le=2**53, description="Only ops with an event from this number on.")] = 0
     limit: Annotated[int, Meta(ge=1, le=50_000)] = 20_000
 
@@ -293,13 +299,13 @@ class Ops(Struct, frozen=True, kw_only=True):
 
     run_id: str
     next_seq: int
-    """The events below this number are in the answer: a stream goes on from it."""
+    """All events below this number are included: a stream continues from it."""
     total: int
     """How many ops there are below `next_seq`."""
     complete: bool
-    """Whether that is all there is by now. Of a long run the first pages come before all of it is read."""
+    """Whether every event so far was read. The first pages of a long run are sent before that."""
     next: int | None
-    """What to give as `after` for the ops that follow."""
+    """The `after` of the next page."""
     number: list[int]
     path: list[str]
     kind: list[str]
@@ -310,17 +316,16 @@ class Ops(Struct, frozen=True, kw_only=True):
     attempts: list[int]
     source: list[str]
     group: list[str]
-    """The name of the op, which many may share."""
+    """The name of the op; many ops may share it."""
     queue: list[str]
     seq: list[int]
     """The number of its last event."""
     due: list[float | None]
-    """When a wait was to end by itself: a timer, or one with a deadline."""
+    """When a wait ends by itself: a timer, or a wait with a deadline."""
     tries: dict[str, list[float | None]]
-    """For ops that were attempted again: start and end of each attempt; by number of the op. Between them it backs
-    off."""
+    """For ops that were retried: start and end of each attempt, by number of the op. The gaps are backoff."""
     owned: list[list[Any]]
-    """Who owned the run: `[from, to, owner, epoch]`; `to` is null for the owner of now."""
+    """The owners of the run: `[from, to, owner, epoch]`; `to` is null for the present owner."""
     held: list[list[Any]]
     """When it was paused or parked: `[from, to, "paused"|"parked"]`."""
     began: float
@@ -332,7 +337,7 @@ class OpQuery(RunQuery, frozen=True):
 
     inputs: Annotated[
         bool | None,
-        Meta(description="Whether its arguments are found by replay; left out: if the journal is not long."),
+        Meta(description="Whether to find its arguments by replay. Default: unless the journal is long."),
     ] = None
 
 
@@ -363,7 +368,7 @@ class OpDetail(Struct, frozen=True, kw_only=True):
     chunks: list[Any]
     input_hash: str
     inputs: dict[str, Any] | None
-    """Its arguments by name: by replay where the code is here, or because the step records them; else null."""
+    """Its arguments by name, if the step records them, or by replay if the server has the code; otherwise null."""
     inputs_from: Literal["replay", "record"] | None
     request: Any = None
     schema: Any = None
@@ -387,7 +392,7 @@ class JournalQuery(Query, frozen=True):
     ] = []
     op: Annotated[str | None, Meta(description="Only events of this op.")] = None
     whole: Annotated[
-        bool, Meta(description="Large values too, in place of where they are to be had; a page may be shorter then.")
+        bool, Meta(description="Include large values in place of links to them; pages may be shorter then.")
     ] = False
 
 
@@ -410,23 +415,22 @@ class Journal(Struct, frozen=True):
 
 
 class FollowQuery(Query, frozen=True):
-    """Where a stream of events begins."""
+    """The event after which a stream begins."""
 
     child: str = ""
     after: (
-        Annotated[int, Meta(ge=-1, le=2**53, description="After this event; -1 and nothing: from the first one on.")]
-        | None
+        Annotated[int, Meta(ge=-1, le=2**53, description="The event before the first one wanted; -1: all.")] | None
     ) = None
 
 
 class StreamQuery(FollowQuery, frozen=True):
     """Which chunks."""
 
-    step: Annotated[str | None, Meta(description="An op path or a name; left out: all steps.")] = None
+    step: Annotated[str | None, Meta(description="An op path or a name. Default: all steps.")] = None
 
 
 class ChunkItem(Struct, frozen=True):
-    """Something that a step emitted. `restart`: what it emitted before is void."""
+    """A chunk that a step emitted. `restart`: earlier chunks of the step are void."""
 
     index: int
     path: str
@@ -448,27 +452,27 @@ class RunEnd(StreamEnd, frozen=True):
 
 
 class Nothing(Struct, frozen=True):
-    """An event that says all by its name."""
+    """An event without data."""
 
 
 class ChangesQuery(Query, frozen=True):
-    """All runs."""
+    """No parameters: all runs."""
 
 
 class ChangedItem(Struct, frozen=True):
-    """Which runs have changed."""
+    """Runs that have changed."""
 
     run_ids: list[str]
-    """New runs that have changed."""
+    """The run_ids of those among the newest runs."""
     more: bool
-    """Whether others may have changed, too."""
+    """Whether older runs may have changed, too."""
 
 
 class ItemsQuery(Query, frozen=True):
     """Which items of a map."""
 
     child: str = ""
-    op: Annotated[str | None, Meta(description="The op path or the name of the map; left out for a batch.")] = None
+    op: Annotated[str | None, Meta(description="The op path or the name of the map; not needed for a batch.")] = None
     status: Annotated[str | None, Meta(description="Only items in this status, such as `failed`.")] = None
     start: Annotated[int, Meta(ge=0, le=2**53, description="Items from this number on.")] = 0
     limit: Limit = 100
@@ -486,36 +490,36 @@ class MapItem(Struct, frozen=True):
 
 
 class Items(Struct, frozen=True):
-    """Items that have begun, in order. `next` is the `start` of the page after it."""
+    """Items that have started, in order. `next` is the `start` of the next page."""
 
     items: list[MapItem]
     next: int | None
 
 
 class ValueQuery(Query, frozen=True):
-    """How a value is sent."""
+    """How a value is returned."""
 
     child: str = ""
-    download: Annotated[bool, Meta(description="As a file to be saved.")] = False
-    item: Annotated[int, Meta(ge=0, le=2**53, description="Which of a field with several values.")] = 0
+    download: Annotated[bool, Meta(description="As a file to save.")] = False
+    item: Annotated[int, Meta(ge=0, le=2**53, description="Which of several values the field has.")] = 0
 
 
 # --- telling runs something ------------------------------------------------------------------------------------------
 
 
 class Done(Struct, frozen=True):
-    """What came of it. `duplicate`: it had come before, and counts once."""
+    """The outcome. `duplicate`: the same message had come before, and counts once."""
 
     answer: Literal["accepted", "duplicate", "finished", "not_found"]
     duplicate: bool = False
     status: RunStatus | None = None
-    """Of a run that had ended: how."""
+    """If the run had ended: its status."""
     again: list[str] = []
-    """Of a run that continues from before an op: the ops that are done again if the code asks for them."""
+    """If the run continues from before an op: the ops that run again if the code asks for them."""
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """A run that was started, or existed."""
+    """A run that was started, or existed already."""
 
     id: str
     run_id: str
@@ -525,7 +529,7 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 class StartBody(Body, frozen=True):
-    """What to start."""
+    """The program to start, its arguments and options."""
 
     program: Annotated[str, Meta(min_length=1, max_length=200)]
     args: list[Any] = []
@@ -541,38 +545,38 @@ class StartBody(Body, frozen=True):
 
 
 class EmptyBody(Body, frozen=True):
-    """Nothing."""
+    """An empty object."""
 
 
 class ReasonBody(Body, frozen=True):
-    """Why."""
+    """The reason, for the journal."""
 
     reason: str | None = None
 
 
 class SignalBody(Body, frozen=True):
-    """What to send. `signal_id` deduplicates it, as the Idempotency-Key does."""
+    """The payload of a signal. `signal_id` deduplicates it, as an Idempotency-Key does."""
 
     payload: Any = None
     signal_id: str | None = None
 
 
 class AnswerBody(Body, frozen=True):
-    """An answer. Who gives it is who is logged in."""
+    """An answer. It is given by the caller of the request."""
 
     payload: Any = None
     approval_id: str | None = None
 
 
 class RejectBody(Body, frozen=True):
-    """A refusal."""
+    """A rejection."""
 
     reason: str | None = None
     approval_id: str | None = None
 
 
 class ForkBody(Body, frozen=True):
-    """Where and with what a fork begins; see `Engine.fork`."""
+    """Where a fork begins, and with which changes; see `Engine.fork`."""
 
     at: str | int | None = None
     values: dict[str, Any] | None = None
@@ -582,7 +586,7 @@ class ForkBody(Body, frozen=True):
 
 
 class TravelBody(Body, frozen=True):
-    """To which step to go back, and with which arguments."""
+    """The step to go back to, and its new arguments."""
 
     step: Annotated[str, Meta(min_length=1)]
     inputs: dict[str, Any] | None = None
@@ -590,7 +594,7 @@ class TravelBody(Body, frozen=True):
 
 
 class ResolveBody(Body, frozen=True):
-    """How a parked run goes on, or ends; without anything it is tried again."""
+    """How a parked run continues, or ends; without fields, it is tried again as it is."""
 
     version: str | None = None
     fail: str | None = None
@@ -598,17 +602,17 @@ class ResolveBody(Body, frozen=True):
 
 
 class ApprovalsQuery(Query, frozen=True):
-    """Which questions."""
+    """Which approvals."""
 
     name: str | None = None
     program: str | None = None
-    mine: Annotated[bool, Meta(description="Only those that who asks may answer.")] = False
+    mine: Annotated[bool, Meta(description="Only those that the caller may answer.")] = False
     limit: Limit = 200
     cursor: Cursor = None
 
 
 class ApprovalItem(Struct, frozen=True, kw_only=True):
-    """A question that is open."""
+    """An open approval."""
 
     id: str
     run_id: str
@@ -620,14 +624,14 @@ class ApprovalItem(Struct, frozen=True, kw_only=True):
     schema: Any
     approvers: list[str]
     answerable: bool
-    """Whether who asks may answer it."""
+    """Whether the caller may answer it."""
     asked_at: datetime
     deadline: datetime | None
     escalates_at: datetime | None
 
 
 class Approvals(Struct, frozen=True):
-    """Open questions, the oldest first."""
+    """Open approvals, the oldest first."""
 
     approvals: list[ApprovalItem]
     next: str | None
@@ -637,7 +641,7 @@ class Approvals(Struct, frozen=True):
 
 
 class ScheduleBody(Body, frozen=True):
-    """What to start, and when. Lengths of time are in seconds."""
+    """A schedule to store. Durations are in seconds."""
 
     program: Annotated[str, Meta(min_length=1, max_length=200)]
     args: list[Any] = []
@@ -646,7 +650,9 @@ class ScheduleBody(Body, frozen=True):
     cron: Annotated[str, Meta(max_length=1000)] | None = None
     timezone: Annotated[str, Meta(max_length=100)] = "UTC"
     overlap: Literal["skip", "buffer_one", "cancel_previous", "terminate_previous", "allow"] = "skip"
-    catch_up: Annotated[str, Meta(max_length=100, description="`skip`, `one`, `all`, or as `all(10)`.")] = "one"
+    catch_up: Annotated[
+        str, Meta(max_length=100, description="`skip`, `one`, `all`, or a limit such as `all(10)`.")
+    ] = "one"
     jitter: Annotated[float, Meta(ge=0, le=10**10)] | None = None
     pause: bool = False
     queue: str | None = None
@@ -658,7 +664,7 @@ class ScheduleBody(Body, frozen=True):
 
 
 class ScheduleItem(Struct, frozen=True, kw_only=True):
-    """A schedule as it is now. Lengths of time are in seconds."""
+    """A schedule and its state. Durations are in seconds."""
 
     id: str
     program: str
@@ -695,32 +701,32 @@ class Schedules(Struct, frozen=True):
 
 
 class NextQuery(Query, frozen=True):
-    """How far to look ahead."""
+    """How many ticks."""
 
     count: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
 class NextTicks(Struct, frozen=True):
-    """The next times at which a schedule fires, with jitter."""
+    """The next ticks of a schedule, with jitter."""
 
     next: list[datetime]
 
 
 class Triggered(Struct, frozen=True):
-    """The id of the run that starts."""
+    """The id of the run that was started."""
 
     id: str
 
 
 class BackfillBody(Body, frozen=True):
-    """From which time, until before which."""
+    """The range of ticks: from `since`, up to but without `until`."""
 
     start: datetime
     end: datetime
 
 
 class Backfilled(Struct, frozen=True):
-    """The ids of the runs that start, for each tick."""
+    """The ids of the runs that were started, one for each tick."""
 
     ids: list[str]
 
@@ -729,7 +735,7 @@ class Backfilled(Struct, frozen=True):
 
 
 class QueueLimits(Struct, frozen=True):
-    """What a queue allows: so many at once, so many of a key, and `rate` starts in `rate_seconds`."""
+    """The limits of a queue: runs at once, runs with the same key at once, and `rate` starts in `rate_seconds`."""
 
     concurrency: int | None
     per_key: int | None
@@ -738,14 +744,14 @@ class QueueLimits(Struct, frozen=True):
 
 
 class QueueItem(Struct, frozen=True):
-    """A queue in numbers. `oldest` is how many seconds its longest waiting run has waited."""
+    """The numbers of a queue. `oldest`: how many seconds its oldest queued run has waited."""
 
     name: str
     queued: int
     running: int
     oldest: float | None
     limits: QueueLimits | None
-    """Null where this process does not know them."""
+    """Null if this process does not know the limits."""
 
 
 class Queues(Struct, frozen=True):
@@ -763,7 +769,7 @@ class QueueKey(Struct, frozen=True):
 
 
 class QueueDetail(Struct, frozen=True):
-    """A queue with its runs by key. `bounded`: only its newest 1,000 open runs were looked at."""
+    """A queue with its runs by key. `bounded`: only its newest 1,000 open runs were read."""
 
     queue: QueueItem
     keys: list[QueueKey]
@@ -773,7 +779,7 @@ class QueueDetail(Struct, frozen=True):
 
 
 class OrchestratorItem(Struct, frozen=True):
-    """An orchestrator that is alive, or that still owns runs which another one has to take over."""
+    """A live orchestrator, or a dead one that still owns runs, which another one has to take over."""
 
     name: str
     alive: bool
@@ -808,7 +814,7 @@ class Locks(Struct, frozen=True):
 
 
 class CheckItem(Struct, frozen=True):
-    """What was looked at, how it stands, and what to do about it."""
+    """One check: what was checked, the result, and what to do about it."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
@@ -832,7 +838,7 @@ class ProgramItem(Struct, frozen=True):
     name: str
     versions: list[str]
     orchestrators: list[str]
-    """The living ones that have it."""
+    """The live orchestrators that have it."""
     here: bool
     """Whether this process has it."""
 
@@ -863,16 +869,16 @@ class ProgramDetail(ProgramItem, frozen=True, kw_only=True):
 
 
 class SourceQuery(Query, frozen=True):
-    """Where in a run."""
+    """A point in a run."""
 
     child: str = ""
     at: Annotated[
-        str | None, Meta(description="An op path, or the number of an event; left out: where the run is now.")
+        str | None, Meta(description="An op path, or the number of an event. Default: where the run is now.")
     ] = None
 
 
 class FrameItem(Struct, frozen=True):
-    """A function that has not returned: its line, and its variables as text."""
+    """A function under way: its line, and its variables as text."""
 
     function: str
     source: str
@@ -880,7 +886,7 @@ class FrameItem(Struct, frozen=True):
 
 
 class TaskItem(Struct, frozen=True):
-    """A task that is not done: what it waits for, and its functions, the innermost last."""
+    """A task under way: what it waits for, and its functions, the innermost last."""
 
     program: str
     task: str
@@ -889,18 +895,18 @@ class TaskItem(Struct, frozen=True):
 
 
 class SourceView(Struct, frozen=True, kw_only=True):
-    """The code of a run, and where it stands."""
+    """The code of a run, and where it is in that."""
 
     parts: list[SourcePart]
-    """The functions as they were when the run was executed last; of a graph, none."""
+    """The functions, as they were when the run last executed; empty for a graph."""
     executed: dict[str, dict[str, int]] | None
-    """How often each line was executed up to there, by file and line; null where the code is not here."""
+    """How often each line was executed up to there, by file and line; null if the server lacks the code."""
     tasks: list[TaskItem] | None
-    """Null where the code is not here."""
+    """Null if the server lacks the code."""
     values: dict[str, Any] | None
-    """Of a graph: its values by name."""
+    """For a graph: its values by name."""
     problem: str | None
-    """Why there are no lines and no variables."""
+    """The reason when there are no lines and no variables."""
 
 
 class GraphQuery(Query, frozen=True):
@@ -911,20 +917,20 @@ class GraphQuery(Query, frozen=True):
 
 
 class GraphNode(Struct, frozen=True):
-    """A node of a graph. `within` is the node of the nested graph that it is in, where that is open."""
+    """A node of a graph. `within` is the node of the nested graph that contains it, if that is open."""
 
     id: str
     label: str
     shape: Literal["input", "step", "gate", "question", "map", "child"]
     status: str
-    """Empty for a node that has not begun."""
+    """Empty for a node that has not started."""
     path: str
     """Its op paths without the numbers of turns and items; empty for an input."""
     within: str | None
 
 
 class GraphEdge(Struct, frozen=True):
-    """What leads from one node to another. `taken`: the run went this way."""
+    """An edge between two nodes. `taken`: the run went this way."""
 
     source: str
     target: str
@@ -934,14 +940,14 @@ class GraphEdge(Struct, frozen=True):
 
 
 class GraphView(Struct, frozen=True):
-    """A graph, to be laid out."""
+    """A graph, without a layout."""
 
     nodes: list[GraphNode]
     edges: list[GraphEdge]
 
 
 class DiffSide(Struct, frozen=True):
-    """An op in one run. Large values are left out: `bytes` is how many there are."""
+    """An op in one run. A large value is left out: `bytes` is its size."""
 
     status: str
     value: Any
@@ -953,7 +959,7 @@ class DiffSide(Struct, frozen=True):
 
 
 class DiffItem(Struct, frozen=True):
-    """An op in two runs. `changes` are the fields that differ: none, where it is the same in both."""
+    """An op in two runs. `changes` are the fields that differ: none if the op is the same in both."""
 
     path: str
     changes: list[str]
@@ -962,7 +968,7 @@ class DiffItem(Struct, frozen=True):
 
 
 class Diff(Struct, frozen=True):
-    """Two runs side by side. `first` is the first op that differs; `takes` is where it has its values from in each."""
+    """Two runs side by side. `first` is the first op that differs; `takes`: where each run takes its arguments from."""
 
     a: str
     b: str
@@ -974,19 +980,21 @@ class Diff(Struct, frozen=True):
 
 
 class ExportQuery(Query, frozen=True):
-    """What is left out of a capsule."""
+    """What is removed from a capsule."""
 
-    redact: Annotated[list[str], Meta(description="What is at this path, as in `$.card.number`; may be repeated.")] = []
+    redact: Annotated[
+        list[str], Meta(description="Remove what is at this path, such as `$.card.number`; may be repeated.")
+    ] = []
 
 
 class Viewed(Struct, frozen=True):
-    """A capsule that can be looked at: at `run`, in place of a run_id, until the server forgets it."""
+    """A capsule that can be viewed: use `run` in place of a run_id, until the server drops it."""
 
     run: str
 
 
 class CheckedRun(Struct, frozen=True):
-    """A run, and whether it fits the code of this server: a line of an upgrade check."""
+    """A run, and whether it fits the code of this server: one line of an upgrade check."""
 
     id: str
     run_id: str
@@ -1003,33 +1011,33 @@ class CheckedRun(Struct, frozen=True):
 class UpgradeBody(Body, frozen=True):
     """Which runs are checked."""
 
-    sample: Annotated[int, Meta(ge=1, description="Only so many, spread over all.")] | None = None
+    sample: Annotated[int, Meta(ge=1, description="Only this many runs, spread over all.")] | None = None
 
 
 class DevState(Struct, frozen=True):
-    """The code that `perdure dev` executes, and what became of the last edit.
+    """The code that `perdure dev` executes, and the state of the last edit.
 
-    `live`: it is executed. `checking`: it is held against the open runs. `held`: runs would be parked; `broken`: it
-    cannot be loaded. In both cases the code from before is executed.
+    `live`: the edit is executed. `checking`: open runs are being replayed with it. `held`: it would park runs.
+    `broken`: it cannot be loaded. While it is held or broken, the previous code is executed.
     """
 
     module: str
     status: Literal["live", "checking", "held", "broken"]
     since: datetime
-    """Since when the code that is executed is this one."""
+    """When the executed code was loaded."""
     problem: str = ""
     """Why the edited code cannot be loaded."""
     checked: int = 0
-    """How many open runs it was held against."""
+    """How many open runs were replayed with it."""
     runs: list[CheckedRun] = []
-    """Those that do not fit it."""
+    """The runs that do not fit it."""
 
 
 # --- many runs at once -----------------------------------------------------------------------------------------------
 
 
 class BulkFilter(Body, frozen=True):
-    """Which runs: as the parameters of the list of runs."""
+    """Which runs, as in the parameters of the list of runs."""
 
     status: list[str] = []
     program: str | None = None
@@ -1044,7 +1052,7 @@ class BulkFilter(Body, frozen=True):
 
 
 class BulkOptions(Body, frozen=True):
-    """What the action takes: a reason for `cancel` and `pause`; name, payload and signal_id for `signal`."""
+    """Parameters of the action: a reason for `cancel` and `pause`; name, payload and signal_id for `signal`."""
 
     reason: str | None = None
     name: str | None = None
@@ -1053,24 +1061,24 @@ class BulkOptions(Body, frozen=True):
 
 
 class BulkBody(Body, frozen=True):
-    """What is done to which runs: `ids`, or those that match a filter."""
+    """An action, and the runs it acts on: `ids`, or those that match a filter."""
 
     action: Literal["cancel", "pause", "resume", "retry", "signal"]
     ids: Annotated[list[str], Meta(max_length=10_000)] | None = None
     filter: BulkFilter | None = None
     options: BulkOptions = BulkOptions()
-    dry_run: Annotated[bool, Meta(description="Only say which runs it would be: the first 1,000.")] = False
+    dry_run: Annotated[bool, Meta(description="Only list the runs it would act on: the first 1,000.")] = False
 
 
 class BulkFailure(Struct, frozen=True):
-    """A run for which it failed, and why."""
+    """A run for which the action failed, and why."""
 
     id: str
     error: str
 
 
 class BulkItem(Struct, frozen=True, kw_only=True):
-    """What has become of many runs. `id` is that of the run which does it; null for a dry run."""
+    """The progress of a bulk action. `id` is that of the run which performs it; null for a dry run."""
 
     id: str | None
     run_id: str | None
@@ -1078,21 +1086,21 @@ class BulkItem(Struct, frozen=True, kw_only=True):
     status: RunStatus | None
     done: int = 0
     skipped: int = 0
-    """There was nothing to do: they had ended, or it was a duplicate."""
+    """Runs with nothing to do: they had ended, or had it done already."""
     failed: int = 0
     failures: list[BulkFailure] = []
     """The first 1,000."""
     ids: list[str] = []
-    """Of a dry run: which runs it would be."""
+    """For a dry run: the runs it would act on."""
     more: bool = False
-    """Of a dry run: whether there are more than these."""
+    """For a dry run: whether there are more than these."""
 
 
 # --- signing in ------------------------------------------------------------------------------------------------------
 
 
 class SessionBody(Body, frozen=True):
-    """A token, to be swapped for a cookie."""
+    """A token, to be exchanged for a cookie."""
 
     token: Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -1105,7 +1113,7 @@ class Session(Struct, frozen=True):
 
 
 class LinkBody(Body, frozen=True):
-    """For whom an answering link is, and for how many seconds."""
+    """The person that an answering link is for, and for how many seconds it is valid."""
 
     person: Annotated[str, Meta(min_length=1, max_length=200)]
     ttl: Annotated[float, Meta(gt=0, le=31_536_000)] = 604_800

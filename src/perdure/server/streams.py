@@ -1,4 +1,4 @@
-"""Server-sent events, sent: with comments, an end, and limits. Knows no run."""
+"""Send server-sent events: with keep-alive comments, a time limit, and a limit on open streams. Knows no run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class StreamLimits:
     """Durations are in seconds."""
 
     retry_ms: int = 2000
-    """How long a browser waits before it connects again."""
+    """How long a browser waits before it reconnects."""
     comment_every: float = 15.0
-    """How often a comment shows that the stream is alive, and it is asked again whether the caller may see it."""
+    """How often a comment is sent to keep the stream alive, and the caller's access is checked again."""
     longest: float = 600.0
-    """After this the client connects again, perhaps to another server."""
+    """The longest a stream stays open; then the client reconnects, perhaps to another server."""
     at_once: int = 256
     behind: int = 256
-    """How many messages wait for a client that reads slowly, before the store is read no further."""
+    """How many messages are buffered for a slow client before reading from the store pauses."""
     exit_poll: float = 1.0
-    """How often it is looked whether the process is about to exit: its server waits for open streams."""
+    """How often to check whether the process is about to exit: its server waits for open streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,21 @@ class Message:
     event: str = ""
 
     def encoded(self) -> bytes:
-        """As it is sent."""
+        """The message in the format of server-sent events."""
         head = (f"id: {self.id}\n" if self.id else "") + (f"event: {self.event}\n" if self.event else "")
         lines = b"\n".join(b"data: " + line for line in self.data.split(b"\n"))
         return head.encode() + lines + b"\n\n"
 
 
 class Streams:
-    """The streams that are open, counted."""
+    """The number of open streams, and its limit."""
 
     def __init__(self, limits: StreamLimits = StreamLimits()) -> None:  # noqa: B008 - frozen
         self.limits = limits
         self.open = 0
 
     def take(self) -> None:
-        """Count one more; 503 when there are too many."""
+        """Count one more. Raises a Problem (503) when too many are open."""
         if self.open >= self.limits.at_once:
             raise Problem(
                 503,
@@ -69,7 +69,7 @@ class Streams:
 
 
 class EventStream:
-    """An ASGI response that sends messages as they come, and ends when they end, or when its time is over.
+    """An ASGI response that sends messages as they come, until they end or the time limit is reached.
 
     `admit` raises a Problem once the caller may no longer see it.
     """
@@ -80,7 +80,7 @@ class EventStream:
         self._streams, self._messages, self._admit = streams, messages, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, the limit, or the client's leaving."""
+        """Send until the messages end, the time is over, or the client disconnects."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             limits = self._streams.limits
@@ -129,7 +129,7 @@ class EventStream:
                     if not done:
                         await _body(send, b": still here\n\n")
         except OSError:
-            return  # the client has gone
+            return  # the client has disconnected
         finally:
             for task in (pump, gone, getting):
                 task.cancel()
@@ -163,9 +163,9 @@ async def _gone(receive: Receive) -> None:
 
 
 def _is_exiting() -> bool:
-    """Whether the server has been told to exit. It says so to no application, and waits for requests to end.
+    """Whether the server is shutting down. It informs no application, and waits for open requests.
 
-    The handler of its signal is a method of uvicorn's server; other servers end what is open by themselves.
+    uvicorn's signal handler is a method of its server, which has the flag. Other servers close open streams themselves.
     """
     server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return getattr(server, "should_exit", False) is True

@@ -15,18 +15,18 @@ from perdure.kernel.values.redact import redacted_row
 from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
 from perdure.server import shapes
+from perdure.server.messages import write_audit
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Route
 from perdure.server.runs import run_item
 from perdure.server.service import Service
-from perdure.server.telling import note
 
-# How many open runs of a queue are looked at for its keys.
+# How many open runs of a queue are read to count its keys.
 OF_QUEUE = 1000
 
 
 async def me(call: Call[None, None]) -> shapes.Me:
-    """Who is asking, what they may do, and what this server has."""
+    """The caller: name, permissions, and the features of this server."""
     service, access = call.service, call.access
     return shapes.Me(
         name=access.name,
@@ -54,7 +54,7 @@ async def _features(service: Service) -> list[str]:
 
 
 async def health_live(call: Call[None, None]) -> shapes.Health:
-    """Whether the server is alive. Does not ask the store."""
+    """Whether the server is alive. Does not query the store."""
     return shapes.Health("ok")
 
 
@@ -77,7 +77,7 @@ async def describe(call: Call[None, None]) -> dict[str, Any]:
 
 
 async def list_queues(call: Call[None, None]) -> shapes.Queues:
-    """Queues with runs that wait or are in progress, and those whose limits are known here."""
+    """Queues with runs that wait or are in progress, and those whose limits this process knows."""
     return shapes.Queues([_queue(one) for one in await call.service.client.queues()])
 
 
@@ -148,11 +148,11 @@ async def list_locks(call: Call[None, None]) -> shapes.Locks:
 
 
 async def release_lock(call: Call[None, None]) -> shapes.Locks:
-    """Release a lock of any holder, and return what it was; nothing when it was free."""
+    """Release a lock of any holder, and return its last state; empty if it was free."""
     held = await call.service.client.locks.force_release(call.path["key"])
     if held is None:
         return shapes.Locks([])
-    note(call, "took away the lock", held.key)
+    write_audit(call, "released the lock", held.key)
     return shapes.Locks([shapes.LockItem(held.key, held.owner, held.token, held.expires_at, held.run_id, held.id)])
 
 

@@ -1,4 +1,4 @@
-"""Callers that present a token, or a browser that has swapped one for a cookie. Says who they are."""
+"""Identify callers by a token, or by the cookie that a browser got for one."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from perdure.client.credentials import MAX_TEXT, SESSION_SECONDS, Credential, Cr
 from perdure.server import shapes
 from perdure.server.access import Access
 from perdure.server.guards import SAFE
+from perdure.server.messages import audit
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Reply, Route
-from perdure.server.telling import audit
 
-# The prefix has browsers refuse it without HTTPS (but from this machine), for subdomains, and for a part of the site.
+# With this prefix, browsers send the cookie over HTTPS only (or to this machine), to this host, for every path.
 COOKIE = "__Host-perdure"
-# How often it is noted at most that a token was used.
+# At most how often the last use of a token is recorded.
 NOTED_SECONDS = 60.0
 
 
 class Tokens:
-    """Asks the store who a request is from: `asgi(access=Tokens(engine))`, or one of several ways in your function.
+    """Looks up tokens in the store: `asgi(access=Tokens(engine))`, or called in your own access function.
 
-    Tokens are made by `perdure token new`.
+    Tokens are created by `perdure token new`.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        # When it was noted last that a token was used, by its id, in the time of the client.
+        # When the use of each token was last recorded, by its id, by the client's clock.
         self._noted: dict[str, float] = {}
 
     async def __call__(self, request: Request) -> Access | None:
-        """Who it is; None for a request without a token in force."""
+        """The access of the caller; None without a valid token."""
         credentials = self._client._credentials
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         by: Literal["token", "cookie"] = "token" if scheme.lower() == "bearer" else "cookie"
@@ -45,7 +45,7 @@ class Tokens:
             found = await credentials.check("session", cookie) if cookie else None
         if found is None:
             return None
-        if request.method not in SAFE:  # reading changes nothing in the store
+        if request.method not in SAFE:  # a read must not write to the store
             await self._note(credentials, found)
         return Access(found.name, found.may, found.programs, found.redact, by=by, expires_at=found.expires_at)
 
@@ -57,7 +57,7 @@ class Tokens:
 
 
 def cookie_of(request: Request) -> str:
-    """The session that a browser sends; empty if there is none."""
+    """The session in the cookie of a browser; empty if there is none."""
     found: SimpleCookie = SimpleCookie()
     try:
         found.load(request.headers.get("cookie", ""))

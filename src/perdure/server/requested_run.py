@@ -1,4 +1,4 @@
-"""The run that a request is about: its row, its journal, and its values as the caller may see them. Changes nothing."""
+"""The run that a request is about: its row and journal, and its values as the caller may see them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
     from perdure.server.op_table import OpTable
     from perdure.server.service import Service
 
-# A longer value is sent when it is asked for.
+# Longer values are replaced by a link, and sent on request.
 INLINE = 16 * KIB
-# The place of a run's own values, beside the numbers of events.
+# The name, in a link, of the run's own values; values of events have the number of the event.
 RUN = "run"
 
 
-class FoundRun:
-    """One run of the store, or of a capsule that is only looked at.
+class RequestedRun:
+    """One run of the store, or of a capsule that is viewed and not imported.
 
-    `address` is how it is asked for: the run_id of its root, or the address of the capsule. `child` is its op path in
-    the root; empty for the root itself.
+    `address` identifies it in requests: the run_id of its root, or the address of the capsule. `child` is its op path
+    in the root; empty for the root itself.
     """
 
     def __init__(self, service: Service, client: Client, access: Access, address: str, row: RunRow, head: Head) -> None:
         self.service, self.client, self.access = service, client, access
         self.address, self.head = address, head
         self.redaction = service.redaction(access)
-        # What was taken out of its input and its output must not be seen in texts either.
+        # Values removed from its input and output, to remove them from texts as well.
         self.removed = Removed()
         self.row = redacted_row(row, self.redaction, self.removed)
         self.root, self.child = row.root or row.run_id, child_path(row)
 
     @property
     def etag(self) -> str:
-        """Its ETag: it changes with every event."""
+        """Its ETag, which changes with every event."""
         return f'"{_ascii(self.row.run_id)}:{self.head.next_seq}"'
 
     # --- the journal ----------------------------------------------------------------------------------------------
@@ -70,15 +70,15 @@ class FoundRun:
         return (await self.client._base.folded_states.read(self.root, self.head)).state
 
     async def table(self, enough: Callable[[OpTable], bool] = lambda table: False) -> OpTable:
-        """The ops of its journal, up to its present end, or until it is `enough`."""
-        return await self.service.tables.read(self.client.store.journal, self.address, self.root, enough)
+        """The ops of its journal. Reading stops early once the table is `enough`."""
+        return await self.service.op_tables.read(self.client.store.journal, self.address, self.root, enough)
 
     async def batches(self) -> list[Batch]:
-        """Its whole journal, read in slices."""
+        """Its whole journal. Reads in slices."""
         return await in_slices(self.client.store.journal, self.root)
 
     async def replayable(self) -> tuple[RunStarted, Sequence[Batch]]:
-        """Its journal as a program sees it: how it was started, and the events with their values in place."""
+        """What a replay needs: how the run was started, and its events with offloaded values in place."""
         batches, payloads = await self.batches(), self.client.payloads
         about_it, offloaded = await asyncio.to_thread(_surveyed, batches)
         return await payloads.with_input(about_it), await payloads.inflate(batches) if offloaded else batches
@@ -90,21 +90,21 @@ class FoundRun:
     # --- values ---------------------------------------------------------------------------------------------------
 
     async def value(self, place: str, data: Raw, blob: str, *names: str, arguments: Sequence[str] | None = None) -> Any:
-        """A value for an answer: itself, or where it is to be had. `names` are what it can be called by."""
+        """A value for a response: the value, or a link to it. `names` are the names it goes by, for redaction."""
         loaded = await self.client.payloads.load(blob, data) if blob else data
         return self.shown(place, loaded, *names, arguments=arguments)
 
     def shown(self, place: str, data: Raw, *names: str, arguments: Sequence[str] | None = None) -> Any:
-        """As `value`, for one that is here."""
+        """As `value`, for one that is not in a blob."""
         data = self.redacted(data, *names, arguments=arguments)
         return data if len(data) <= INLINE else self.elsewhere(place, len(data))
 
     def redacted(self, data: Raw, *names: str, arguments: Sequence[str] | None = None) -> Raw:
-        """A value without what the caller does not see."""
+        """A value without the parts that are redacted for the caller."""
         return Raw(self.redaction.value(data, *names, arguments=arguments, removed=self.removed))
 
     async def of_event(self, event: AnyEvent, field: str, seq: int) -> Any:
-        """A value of an event for an answer; None if the event has none."""
+        """A value of an event for a response; None if the event has none."""
         data = getattr(event, field, None)
         if data is None:
             return None
@@ -114,40 +114,40 @@ class FoundRun:
         return seen if len(seen) <= INLINE else self.elsewhere(f"{seq}/{field}", len(seen))
 
     def published(self, place: str, key: str, data: bytes) -> Any:
-        """A value that is published under a key, for an answer."""
+        """A published value for a response."""
         seen = Raw(self.redaction.keyed(key, data, self.removed))
         return seen if len(seen) <= INLINE else self.elsewhere(place, len(seen))
 
     def plain(self, value: Any, *names: str) -> Any:
-        """As `redacted`, for a value that is decoded."""
+        """As `redacted`, for a decoded value."""
         return self.redaction.plain(value, *names, removed=self.removed) if self.redaction else value
 
     def text(self, text: str) -> str:
-        """A text without what the caller does not see."""
+        """A text without redacted values."""
         return self.redaction.text(text, self.removed)
 
     def failure(self, failure: Failure | None) -> shapes.FailureItem | None:
-        """An error for an answer."""
+        """An error for a response, redacted."""
         return shapes.failure_item(self.redaction.failure(failure, self.removed))
 
     def event(self, event: AnyEvent) -> AnyEvent:
-        """An event without what the caller does not see; values in blobs are redacted when they are asked for."""
+        """An event without redacted values; those in blobs are redacted when they are read."""
         if not self.redaction:
             return event
         return without_texts(without_values(event, self.redaction, self.removed), self.redaction, self.removed)
 
     def elsewhere(self, place: str, size: int | None) -> dict[str, Any]:
-        """What stands for a value in an answer: where it is to be had, relative to `api/v1/`."""
+        """The link that replaces a long value in a response, relative to `api/v1/`."""
         query = f"?child={quote(self.child, safe='')}" if self.child else ""
         return {"$value": f"runs/{self.address}/values/{quote(place)}{query}", "bytes": size}
 
     def owns(self, op: str) -> bool:
-        """Whether an op is part of it, or what an event without one is about."""
+        """Whether an op is in this run; events of the root are not in a child."""
         return not self.child or op == self.child or op.startswith(f"{self.child}/")
 
 
 def _surveyed(batches: Sequence[Batch]) -> tuple[list[Batch], bool]:
-    """The events that say how a run was started, and whether there are values in blobs. It may take long."""
+    """The events about the start of a run, and whether any value is in a blob. Slow for a long journal."""
     about_it = [
         Batch(batch.seq, batch.at, events)
         for batch in batches

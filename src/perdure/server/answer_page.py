@@ -22,11 +22,11 @@ from perdure.errors import AnswerRejected, NoSuchRun, UsageError
 from perdure.kernel.inbound import Accepted, Duplicate
 from perdure.server import shapes
 from perdure.server.guards import check_site
+from perdure.server.messages import audit, target_run, write_audit
 from perdure.server.pages import SECURITY
 from perdure.server.problems import Problem
 from perdure.server.routing import KIB, Call, Reply, Route
 from perdure.server.service import Service
-from perdure.server.telling import audit, note, told
 
 # Where the pages are, below the mount.
 PATH = "answer/"
@@ -40,7 +40,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 async def make_link(call: Call[shapes.RunQuery, shapes.LinkBody]) -> Reply:
     """Create a link with which one person can answer an open approval, once, without an account."""
-    run, body, op = await told(call), call.body, call.path["path"]
+    run, body, op = await target_run(call), call.body, call.path["path"]
     asked = await _asked(call.service, run.row.run_id, op)
     if asked is None:
         raise Problem(409, "not_asked", f"the run asks no question {op[:100]!r} now")
@@ -54,7 +54,7 @@ async def make_link(call: Call[shapes.RunQuery, shapes.LinkBody]) -> Reply:
         op=op,
         person=body.person,
     )
-    note(call, f"made a link for {body.person} to answer {op} of", run.row.run_id)
+    write_audit(call, f"created a link for {body.person} to answer {op} of", run.row.run_id)
     expires = issued.credential.expires_at
     assert expires is not None
     return Reply(shapes.Link(PATH + issued.text, expires), 201)
@@ -70,7 +70,7 @@ async def _asked(service: Service, run_id: str, op: str) -> ApprovalView | None:
     state = (await client._base.folded_states.read(row.root or row.run_id, head)).state
     asked = next((one for one in approval_views(row, state, client.clock.now()) if one.path == op), None)
     if asked is None and state.finished is None and "[" in op:
-        # An item of a long map asks, in a run of its own.
+        # An item of a long map has its approvals in the run of its chunk.
         asked = next((one for one in await client.approvals() if (one.run_id, one.path) == (run_id, op)), None)
     return asked
 
@@ -79,7 +79,7 @@ async def _asked(service: Service, run_id: str, op: str) -> ApprovalView | None:
 
 
 async def page(service: Service, request: Request, path: str) -> Response:
-    """Show the question of a link, or take its answer."""
+    """Show the question of a link (GET), or record the answer (POST)."""
     if path == STYLE:
         return Response(_CSS, headers={**SECURITY, "Cache-Control": "no-cache"}, media_type="text/css")
     text = path.removeprefix(PATH)
@@ -161,13 +161,13 @@ async def _form(request: Request) -> dict[str, str]:
 
 # --- the form of a schema --------------------------------------------------------------------------------------------
 
-# The field that has a whole answer as JSON, or as plain text.
+# The form field for an answer as a whole, as JSON or as plain text.
 WHOLE = "answer"
 _INPUTS = {"boolean": "checkbox", "integer": "number", "number": "number", "string": "text"}
 
 
 def _fields(schema: Any, given: Mapping[str, str]) -> Iterator[str]:
-    """A field for each property of an object; one for everything else."""
+    """HTML inputs: one for each property of an object; one for any other type."""
     properties = _properties(schema)
     if properties is None:
         yield _field(WHOLE, "Answer", schema if isinstance(schema, dict) else {}, given.get(WHOLE), required=False)
@@ -178,7 +178,7 @@ def _fields(schema: Any, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def _properties(schema: Any) -> dict[str, Any] | None:
-    """The properties of an object all of whose values have a field of their own."""
+    """The properties of an object, if each of them can be a form field; otherwise none."""
     schema = _resolved(schema, schema)
     if not isinstance(schema, dict) or schema.get("type") != "object" or not schema.get("properties"):
         return None
@@ -223,7 +223,7 @@ def _as_text(value: Any) -> str:
 
 
 def _payload(schema: Any, form: Mapping[str, str]) -> Any:
-    """The answer that a form has, as its schema says."""
+    """The answer in a submitted form, typed by its schema."""
     properties = _properties(schema)
     if properties is None:
         return _value(schema if isinstance(schema, dict) else {}, form.get(WHOLE, ""))

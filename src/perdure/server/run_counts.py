@@ -1,4 +1,4 @@
-"""How many runs there are: counted once for all who ask, and kept for a moment."""
+"""How many runs there are. One count serves all callers for two seconds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from perdure.server.access import Access
 KEPT_SECONDS = 2.0
 
 
-class Counting:
-    """Counts runs."""
+class RunCounts:
+    """The number of runs by status and program, counted at most once in KEPT_SECONDS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._counting = asyncio.Lock()
-        # What was counted last, and when, in the time of the loop.
+        # The last counts, with their time in the time of the loop.
         self._kept: tuple[float, Sequence[RunCount]] | None = None
 
     async def counts(self, access: Access, by: Sequence[str]) -> shapes.Counts:
-        """The counts of what may be seen, by status, program, or both."""
+        """Counts of the runs that the caller may see, by status, program, or both."""
         at, counted = await self._counted()
         found: Counter[tuple[str | None, str | None]] = Counter()
         bounded: set[tuple[str | None, str | None]] = set()

@@ -1,4 +1,4 @@
-"""Routes that start runs and tell them something."""
+"""Routes that start runs and send them messages: signals, cancel, pause, retry, fork and so on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perdure.kernel.projection import RunRow
 from perdure.logs import Log
 from perdure.server import shapes
 from perdure.server.access import Role
-from perdure.server.found_run import FoundRun
 from perdure.server.problems import FieldError, Problem
+from perdure.server.requested_run import RequestedRun
 from perdure.server.routing import Call, Reply, Route
 
-# Who did what, for an audit: one line for each effect.
+# The audit log: one line for each effect, with who caused it.
 audit = Log("perdure.audit")
 
 _WORDS: dict[str, Literal["accepted", "duplicate", "finished", "not_found"]] = {
@@ -33,51 +33,51 @@ _WORDS: dict[str, Literal["accepted", "duplicate", "finished", "not_found"]] = {
 }
 
 
-def told_key(call: Call[Any, Any], own: str | None = None) -> str | None:
+def message_key(call: Call[Any, Any], own: str | None = None) -> str | None:
     """What deduplicates a message: its own id, or the Idempotency-Key of the request."""
     return own or call.key or None
 
 
-async def told(call: Call[Any, Any]) -> FoundRun:
-    """The run that is about to be told something. Refuses with 412 if it has moved on since the caller saw it."""
+async def target_run(call: Call[Any, Any]) -> RequestedRun:
+    """The run that a message is for. Refuses with 412 if it has new events since the caller read it (If-Match)."""
     run = await call.run()
     if run.client is not call.service.client:
-        raise Problem(409, "only_viewed", "this run is only looked at; import the capsule to let it do something")
+        raise Problem(409, "only_viewed", "this run is viewed from a capsule; import the capsule to act on it")
     seen = call.request.headers.get("if-match")
     if seen is None or seen.strip() == "*" or run.etag in [one.strip() for one in seen.split(",")]:
         return run
     raise Problem(
         412,
         "moved_on",
-        f"the run has moved on: event {run.head.next_seq - 1} came since",
-        hint="read the run again, and decide on what it is now",
+        f"the run has changed: its last event is now {run.head.next_seq - 1}",
+        hint="read the run again, and repeat the request with its new ETag",
         headers={"ETag": run.etag},
     )
 
 
-def answered(verdict: object) -> Reply:
-    """What came of a message."""
+def reply_to(verdict: object) -> Reply:
+    """The response for the outcome of a message."""
     status = getattr(verdict, "status", None)
     answer = _WORDS[type(verdict).__name__]
     return Reply(shapes.Done(answer, isinstance(verdict, Duplicate), status))
 
 
-async def _told(call: Call[Any, Any], what: str, tell: Any) -> Reply:
-    run_id = (await told(call)).row.run_id
-    verdict = await tell(run_id)
+async def _send(call: Call[Any, Any], what: str, send: Any) -> Reply:
+    run_id = (await target_run(call)).row.run_id
+    verdict = await send(run_id)
     if isinstance(verdict, NotFound):
         raise NoSuchRun(run_id)
-    note(call, what, run_id)
-    return answered(verdict)
+    write_audit(call, what, run_id)
+    return reply_to(verdict)
 
 
-def note(call: Call[Any, Any], what: str, of: str) -> None:
-    """Write down who did what."""
+def write_audit(call: Call[Any, Any], what: str, of: str) -> None:
+    """Write a line to the audit log."""
     audit.info("%s: %s %s", call.access.name, what, of)
 
 
 def invocation_of(program: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Invocation[Any]:
-    """An invocation of a program that is known by its name."""
+    """The invocation of a program given by name. Raises a Problem for an impossible name."""
     flaw = flaw_of(program, MAX_ID)
     if flaw is not None:
         detail = f"the name of the program {flaw}"
@@ -105,62 +105,62 @@ async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
     )
     known = before is not None and before[0].run_id == handle.run_id
     if not known:
-        note(call, "started", handle.run_id)
+        write_audit(call, "started", handle.run_id)
     return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, duplicate=known), 200 if known else 201)
 
 
 def digest(key: str) -> str:
-    """A part of an id that a key stands for."""
+    """A short hash of an idempotency key, for use in an id."""
     return blake2b(key.encode(), digest_size=12).hexdigest()
 
 
 async def signal_run(call: Call[shapes.RunQuery, shapes.SignalBody]) -> Reply:
     """Send a signal to a run."""
     body, name, client = call.body, call.path["name"], call.service.client
-    key = told_key(call, body.signal_id)
-    return await _told(call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key))
+    key = message_key(call, body.signal_id)
+    return await _send(call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key))
 
 
 async def cancel_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Cancel a run; it may clean up first."""
-    return await _told(
+    return await _send(
         call, "cancelled", lambda id: call.service.client.cancel(id, call.body.reason, by=call.access.name)
     )
 
 
 async def pause_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Pause a run: no new step starts."""
-    return await _told(call, "paused", lambda id: call.service.client.pause(id, call.body.reason, by=call.access.name))
+    return await _send(call, "paused", lambda id: call.service.client.pause(id, call.body.reason, by=call.access.name))
 
 
 async def resume_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Continue a paused run."""
-    return await _told(call, "resumed", lambda id: call.service.client.resume(id, by=call.access.name))
+    return await _send(call, "resumed", lambda id: call.service.client.resume(id, by=call.access.name))
 
 
 async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
     """Continue a parked run, or end it."""
     body, client = call.body, call.service.client
-    row = (await told(call)).row
+    row = (await target_run(call)).row
     verdict = await client.resolve(
         row.run_id, version=body.version, fail=body.fail, before=body.before, by=call.access.name
     )
-    note(call, "resolved", row.run_id)
+    write_audit(call, "resolved", row.run_id)
     if isinstance(verdict, Truncated):
         return Reply(shapes.Done("accepted", again=list(verdict.again)))
-    return answered(verdict)
+    return reply_to(verdict)
 
 
 async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Continue a failed or cancelled run, and keep what succeeded."""
-    row = (await told(call)).row
+    row = (await target_run(call)).row
     return await _begun(call, "retried", row, call.service.client.retry(row.run_id))
 
 
 async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
     """Start a run with the past of another up to a point."""
     body, client = call.body, call.service.client
-    row = (await told(call)).row
+    row = (await target_run(call)).row
     id = await _new_id(call, body.new_id, "fork")
     if isinstance(id, Reply):
         return id
@@ -171,7 +171,7 @@ async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
 async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
     """Start a run that continues right before a step of another."""
     body, client = call.body, call.service.client
-    row = (await told(call)).row
+    row = (await target_run(call)).row
     id = await _new_id(call, body.new_id, "fork")
     if isinstance(id, Reply):
         return id
@@ -181,7 +181,7 @@ async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
 
 
 async def _new_id(call: Call[Any, Any], given: str | None, what: str) -> str | Reply | None:
-    """The id of what is to be made; or the answer, if the request had come before."""
+    """The id for a new run; or the response, if the same request came before."""
     if given is not None or not call.key:
         return given
     id = f"{what}-{digest(call.path['run'] + ' ' + call.key)}"
@@ -193,7 +193,7 @@ async def _new_id(call: Call[Any, Any], given: str | None, what: str) -> str | R
 
 async def _begun(call: Call[Any, Any], what: str, row: RunRow, begin: Awaitable[RunHandle[Any]]) -> Reply:
     handle = await begin
-    note(call, what, row.run_id)
+    write_audit(call, what, row.run_id)
     new = await call.service.client.store.runs.get(handle.run_id)
     status, origin = (None, None) if new is None else (new.status, new.forked_from or None)
     return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, status=status, forked_from=origin), 201)

@@ -1,4 +1,4 @@
-"""What `perdure dev` tells the dashboard: which code is executed, and what an edit would do. Loads no code."""
+"""The state of `perdure dev` for the dashboard: which code runs, and which runs an edit would park. Loads no code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perdure.server.routing import Call, Route
 
 
 class Development:
-    """The state of the edited code, and the way to have it taken."""
+    """The state of the edited code, and `take`, which applies an edit that is held back."""
 
     def __init__(self, state: shapes.DevState, changes: Changes, take: Callable[[], None]) -> None:
         self.state, self.take = state, take
         self._changes = changes
 
     def show(self, state: shapes.DevState) -> None:
-        """Show another state to all who look."""
+        """Replace the state, and notify all listeners."""
         self.state = state
         self._changes.announce("dev")
 

@@ -1,6 +1,6 @@
-"""Capsules that are looked at without being imported: kept in memory for a while, under the hash of their bytes.
+"""Capsules that are viewed without being imported: kept in memory for a while, under the hash of their bytes.
 
-Nothing depends on them: a server that has forgotten one says so, and the page sends the file again.
+Nothing depends on them: when the server has dropped one, it says so, and the page sends the file again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from perdure.ports.journal import Append, append_one
 from perdure.server.problems import Problem
 from perdure.stores.memory.store import MemoryStore
 
-# What the address of a capsule begins with: no run_id does.
+# The prefix of a capsule's address. No run_id begins with it.
 MARK = "~"
-# How many are kept, and how many bytes of files.
+# How many capsules are kept, and how many bytes of them.
 KEPT, KEPT_BYTES = 8, 128 * 1024 * 1024
 
 
@@ -35,14 +35,14 @@ class _Viewed:
 
 
 class ViewedCapsules:
-    """The capsules that were looked at last."""
+    """The capsules that were viewed last."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept: OrderedDict[str, _Viewed] = OrderedDict()
 
     def client_of(self, address: str) -> Client:
-        """What reads the run at an address: the store's client, or that of a capsule."""
+        """The client for the run at an address: that of the store, or one for the capsule."""
         return self._client if not address.startswith(MARK) else self._find(address).client
 
     def run_id_of(self, address: str) -> str:
@@ -70,7 +70,7 @@ class ViewedCapsules:
         return address
 
     async def _loaded(self, capsule: Capsule, state: RunState) -> Client:
-        """A client of a store in memory that holds the run as the capsule has it."""
+        """A client of an in-memory store that holds the run of the capsule."""
         base = self._client._base
         store = MemoryStore()
         for blob in capsule.blobs.values():
@@ -83,7 +83,7 @@ class ViewedCapsules:
 
 
 class _Borrowing(StoreGateway):
-    """Knows the programs that another gateway has."""
+    """A gateway to another store that finds programs as the original one does."""
 
     def __init__(self, base: StoreClient, other: RunGateway) -> None:
         super().__init__(base, base.resolve)
