@@ -76,9 +76,13 @@ class Developed:
             time.sleep(0.02)
         raise AssertionError(f"it did not come to that: {state}")
 
-    def edit(self, text: str) -> None:
-        """Save the module."""
-        self.module.write_text(text)
+    def edit(self, text: str, at: int | None = None) -> None:
+        """Save the module; as if it were `at` this time, in nanoseconds."""
+        saved = self.module.with_suffix(".saved")
+        saved.write_text(text)
+        if at is not None:
+            os.utime(saved, ns=(at, at))
+        saved.replace(self.module)
 
     def edit_within_the_second(self, text: str) -> None:
         """Save the module so that its time differs from before by less than a second."""
@@ -109,6 +113,7 @@ def developing(directory: Path, text: str = FLOWS) -> Iterator[Developed]:
     (directory / "flows.py").write_text(text)
     command = [sys.executable, "-m", "perdure", "dev", "flows.py", "--port", "0", "--store", "sqlite:///dev.db"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # as most people have it
     with subprocess.Popen(
         [*command, "--no-open"], cwd=directory, env=env, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -159,6 +164,16 @@ def test_an_edit_is_live_at_once_and_held_back_when_it_would_park_a_run(tmp_path
         dev.edit(INSERTED.replace("return 1", "return 6"))
         dev.until(lambda state: state["status"] == "live" and state["since"] != since)
         assert dev.result("sixth") == 6
+
+
+def test_edits_within_one_second_are_all_taken(tmp_path: Path) -> None:
+    """Compiled modules are told apart by whole seconds and sizes: those of an edit may look like those of the next."""
+    with developing(tmp_path) as dev:
+        for number in range(2, 5):
+            since = dev.ask("dev")["since"]
+            dev.edit(FLOWS.replace("return 1", f"return {number}"), at=1_600_000_000_000_000_000 + number)
+            dev.until(lambda state, before=since: state["status"] == "live" and state["since"] != before)  # type: ignore[misc]
+            assert dev.result(f"run-{number}") == number
 
 
 def test_a_module_that_is_broken_from_the_start_is_shown_and_then_executed(tmp_path: Path) -> None:

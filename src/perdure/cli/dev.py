@@ -17,8 +17,10 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import cache_from_source
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter
@@ -192,6 +194,7 @@ class _Developing:
                 note(f"the process that executed {self._config.module} has ended; an edit starts it again")
                 self._current = None
             else:
+                forget_bytecode(file for file, stamp in now.items() if seen.get(file) != stamp)
                 await self._take_edit(time.monotonic())
             # An edit that came meanwhile is the next one.
             seen = stamps(self._files) | now
@@ -349,6 +352,14 @@ class _Developing:
 def has_screen() -> bool:
     """Whether a browser that is opened here is seen."""
     return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+
+
+def forget_bytecode(files: Iterable[str]) -> None:
+    """Have these modules compiled again: the bytecode of an edit within the same second looks like that of the next."""
+    for file in files:
+        if file.endswith(".py"):
+            with suppress(OSError):
+                os.unlink(cache_from_source(file))
 
 
 def existing(files: Iterable[str]) -> set[str]:

@@ -23,6 +23,15 @@ def read_source(fn: Callable[..., Any]) -> Source:
     return Source((first, *rest)) if first is not None else Source()
 
 
+# What the language calls by itself where code makes an object, calls it, enters it or goes through it.
+_CALLED = frozenset(
+    [
+        *("__new__", "__init__", "__post_init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__"),
+        *("__iter__", "__next__", "__aiter__", "__anext__", "__await__", "__getitem__", "__contains__"),
+    ]
+)
+
+
 class _Functions(Walk):
     def __init__(self) -> None:
         super().__init__()
@@ -30,8 +39,19 @@ class _Functions(Walk):
 
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
-        if is_users(function.__module__ or ""):
+        # A decorator may have given it the `__module__` of what it wraps.
+        if is_users(function.__globals__.get("__name__") or ""):
             self.functions.append(function)
+
+    def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
+        super()._attributes(cls, attributes)
+        for base in cls.__mro__:
+            if is_users(base.__module__):
+                for name, one in vars(base).items():
+                    if name in _CALLED:
+                        self.visit(one, frozenset())
+                    elif name in attributes and isinstance(one, property):
+                        self.visit(one.fget, frozenset())
 
 
 def part_of(function: Any) -> SourcePart | None:
