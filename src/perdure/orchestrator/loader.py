@@ -226,14 +226,17 @@ class Loader:
         return None
 
     async def _start(self, run_id: str, new: RunStart) -> None:
+        sources = self._session.sources
+        if (new.started.program, new.started.version) not in sources.ready:
+            # Before the run has a slot: the engine may be suspended or closed meanwhile, or the caller cancelled.
+            await sources.make_ready(new.started)
+            if not self._session.at_work:
+                raise self._session.not_accepted()
         if not self._runs.drivers:
             self._wakeups.busy()
         slot = RunSlot(run_id)
         self._runs.move(slot, STARTING)
         assert slot.accepted is not None
-        sources = self._session.sources
-        if (new.started.program, new.started.version) not in sources.ready:
-            await sources.make_ready(new.started)
         # In a callback: a body must not be driven from inside the caller's task.
         self._session.loop.call_soon(self._begin, slot, new)
         await slot.accepted

@@ -75,7 +75,7 @@ class Session:
         self.serves = serves
         self.observer, self.wakeups = observer, Wakeups()
         self.loop = asyncio.get_running_loop()
-        self.runs = RunTable(self.loop, self._not_accepted)
+        self.runs = RunTable(self.loop, self.not_accepted)
         self.sources = ProgramSources(store, programs, self.spawn)
         # No heartbeat succeeded in time: nothing is advanced until one does.
         self.suspended = False
@@ -122,7 +122,7 @@ class Session:
         """Whether runs are advanced here."""
         return not self.closing and not self.suspended
 
-    def _not_accepted(self) -> Exception:
+    def not_accepted(self) -> Exception:
         """Why a start was not accepted."""
         return StoreUnavailable(self.store.url, SUSPENDED if self.suspended else _CLOSED)
 

@@ -3,13 +3,13 @@
 /** JSON of users: text, numbers, lists, objects. */
 export type Value = any;
 
-/** An answer. Who gives it is who is logged in. */
+/** An answer. It is given by the caller of the request. */
 export interface AnswerBody {
   payload?: Value;
   approval_id?: string | null;
 }
 
-/** A question that is open. */
+/** An open approval. */
 export interface ApprovalItem {
   id: string;
   run_id: string;
@@ -26,7 +26,7 @@ export interface ApprovalItem {
   escalates_at: string | null;
 }
 
-/** Open questions, the oldest first. */
+/** Open approvals, the oldest first. */
 export interface Approvals {
   approvals: ApprovalItem[];
   next: string | null;
@@ -43,13 +43,13 @@ export interface AttemptItem {
   fallback: boolean;
 }
 
-/** From which time, until before which. */
+/** The range of ticks: from `since`, up to but without `until`. */
 export interface BackfillBody {
   start: string;
   end: string;
 }
 
-/** The ids of the runs that start, for each tick. */
+/** The ids of the runs that were started, one for each tick. */
 export interface Backfilled {
   ids: string[];
 }
@@ -60,7 +60,7 @@ export interface BucketItem {
   counts: Record<string, number>;
 }
 
-/** What is done to which runs: `ids`, or those that match a filter. */
+/** An action, and the runs it acts on: `ids`, or those that match a filter. */
 export interface BulkBody {
   action: "cancel" | "pause" | "resume" | "retry" | "signal";
   ids?: string[] | null;
@@ -69,13 +69,13 @@ export interface BulkBody {
   dry_run?: boolean;
 }
 
-/** A run for which it failed, and why. */
+/** A run for which the action failed, and why. */
 export interface BulkFailure {
   id: string;
   error: string;
 }
 
-/** Which runs: as the parameters of the list of runs. */
+/** Which runs, as in the parameters of the list of runs. */
 export interface BulkFilter {
   status: string[];
   program: string | null;
@@ -89,7 +89,7 @@ export interface BulkFilter {
   until: string | null;
 }
 
-/** What has become of many runs. `id` is that of the run which does it; null for a dry run. */
+/** The progress of a bulk action. `id` is that of the run which performs it; null for a dry run. */
 export interface BulkItem {
   id: string | null;
   run_id: string | null;
@@ -103,7 +103,7 @@ export interface BulkItem {
   more: boolean;
 }
 
-/** What the action takes: a reason for `cancel` and `pause`; name, payload and signal_id for `signal`. */
+/** Parameters of the action: a reason for `cancel` and `pause`; name, payload and signal_id for `signal`. */
 export interface BulkOptions {
   reason: string | null;
   name: string | null;
@@ -111,13 +111,13 @@ export interface BulkOptions {
   signal_id: string | null;
 }
 
-/** Which runs have changed. */
+/** Runs that have changed. */
 export interface ChangedItem {
   run_ids: string[];
   more: boolean;
 }
 
-/** What was looked at, how it stands, and what to do about it. */
+/** One check: what was checked, the result, and what to do about it. */
 export interface CheckItem {
   name: string;
   verdict: "fail" | "ok" | "warn";
@@ -125,7 +125,7 @@ export interface CheckItem {
   fix: string;
 }
 
-/** A run, and whether it fits the code of this server: a line of an upgrade check. */
+/** A run, and whether it fits the code of this server: one line of an upgrade check. */
 export interface CheckedRun {
   id: string;
   run_id: string;
@@ -139,7 +139,7 @@ export interface CheckedRun {
   source: string;
 }
 
-/** Something that a step emitted. `restart`: what it emitted before is void. */
+/** A chunk that a step emitted. `restart`: earlier chunks of the step are void. */
 export interface ChunkItem {
   index: number;
   path: string;
@@ -148,7 +148,7 @@ export interface ChunkItem {
   restart: boolean;
 }
 
-/** How many runs. `bounded`: at least so many; counting stops at 100,000 of a program and status. */
+/** A number of runs. `bounded`: there may be more; counting stops at 100,000 for each program and status. */
 export interface CountItem {
   status: string | null;
   program: string | null;
@@ -156,13 +156,13 @@ export interface CountItem {
   bounded: boolean;
 }
 
-/** How many runs there are. `at` is when they were counted: an answer is kept for 2 seconds. */
+/** Numbers of runs. `at` is when they were counted: a count is kept for 2 seconds. */
 export interface Counts {
   counts: CountItem[];
   at: string;
 }
 
-/** The code that `perdure dev` executes, and what became of the last edit. */
+/** The code that `perdure dev` executes, and the state of the last edit. */
 export interface DevState {
   module: string;
   status: "broken" | "checking" | "held" | "live";
@@ -172,7 +172,7 @@ export interface DevState {
   runs: CheckedRun[];
 }
 
-/** Two runs side by side. `first` is the first op that differs; `takes` is where it has its values from in each. */
+/** Two runs side by side. `first` is the first op that differs; `takes`: where each run takes its arguments from. */
 export interface Diff {
   a: string;
   b: string;
@@ -183,7 +183,7 @@ export interface Diff {
   ops: DiffItem[];
 }
 
-/** An op in two runs. `changes` are the fields that differ: none, where it is the same in both. */
+/** An op in two runs. `changes` are the fields that differ: none if the op is the same in both. */
 export interface DiffItem {
   path: string;
   changes: string[];
@@ -191,7 +191,7 @@ export interface DiffItem {
   b: DiffSide | null;
 }
 
-/** An op in one run. Large values are left out: `bytes` is how many there are. */
+/** An op in one run. A large value is left out: `bytes` is its size. */
 export interface DiffSide {
   status: string;
   value: Value;
@@ -208,7 +208,7 @@ export interface Doctor {
   checks: CheckItem[];
 }
 
-/** What came of it. `duplicate`: it had come before, and counts once. */
+/** The outcome. `duplicate`: the same message had come before, and counts once. */
 export interface Done {
   answer: "accepted" | "duplicate" | "finished" | "not_found";
   duplicate: boolean;
@@ -216,11 +216,11 @@ export interface Done {
   again: string[];
 }
 
-/** Nothing. */
+/** An empty object. */
 export interface EmptyBody {
 }
 
-/** An error in a line. */
+/** An error, shortened for a list. */
 export interface ErrorItem {
   type: string;
   message: string;
@@ -235,7 +235,7 @@ export interface EventItem {
   event: Value;
 }
 
-/** An error with its traceback, what caused it, and the exceptions of a group. */
+/** An error with its traceback, its cause, and the exceptions of a group. */
 export interface FailureItem {
   type: string;
   message: string;
@@ -251,7 +251,7 @@ export interface FieldError {
   detail: string;
 }
 
-/** Where and with what a fork begins; see `Engine.fork`. */
+/** Where a fork begins, and with which changes; see `Engine.fork`. */
 export interface ForkBody {
   at?: string | number | null;
   values?: Record<string, Value> | null;
@@ -260,14 +260,14 @@ export interface ForkBody {
   new_id?: string | null;
 }
 
-/** A function that has not returned: its line, and its variables as text. */
+/** A function under way: its line, and its variables as text. */
 export interface FrameItem {
   function: string;
   source: string;
   variables: Record<string, string>;
 }
 
-/** What leads from one node to another. `taken`: the run went this way. */
+/** An edge between two nodes. `taken`: the run went this way. */
 export interface GraphEdge {
   source: string;
   target: string;
@@ -276,7 +276,7 @@ export interface GraphEdge {
   taken: boolean;
 }
 
-/** A node of a graph. `within` is the node of the nested graph that it is in, where that is open. */
+/** A node of a graph. `within` is the node of the nested graph that contains it, if that is open. */
 export interface GraphNode {
   id: string;
   label: string;
@@ -286,7 +286,7 @@ export interface GraphNode {
   within: string | null;
 }
 
-/** A graph, to be laid out. */
+/** A graph, without a layout. */
 export interface GraphView {
   nodes: GraphNode[];
   edges: GraphEdge[];
@@ -303,7 +303,7 @@ export interface Histogram {
   buckets: BucketItem[];
 }
 
-/** Items that have begun, in order. `next` is the `start` of the page after it. */
+/** Items that have started, in order. `next` is the `start` of the next page. */
 export interface Items {
   items: MapItem[];
   next: number | null;
@@ -322,7 +322,7 @@ export interface Link {
   expires_at: string;
 }
 
-/** For whom an answering link is, and for how many seconds. */
+/** The person that an answering link is for, and for how many seconds it is valid. */
 export interface LinkBody {
   person: string;
   ttl?: number;
@@ -353,7 +353,7 @@ export interface MapItem {
   reason: string;
 }
 
-/** Who is asking, what they may do, and what this server has. */
+/** The caller, what they may do, and the features of this server. */
 export interface Me {
   name: string;
   may: string[];
@@ -369,12 +369,12 @@ export interface Me {
   trace_url: string | null;
 }
 
-/** The next times at which a schedule fires, with jitter. */
+/** The next ticks of a schedule, with jitter. */
 export interface NextTicks {
   next: string[];
 }
 
-/** An event that says all by its name. */
+/** An event without data. */
 export interface Nothing {
 }
 
@@ -430,7 +430,7 @@ export interface Ops {
   ended: number | null;
 }
 
-/** An orchestrator that is alive, or that still owns runs which another one has to take over. */
+/** A live orchestrator, or a dead one that still owns runs, which another one has to take over. */
 export interface OrchestratorItem {
   name: string;
   alive: boolean;
@@ -484,7 +484,7 @@ export interface Programs {
   programs: ProgramItem[];
 }
 
-/** A queue with its runs by key. `bounded`: only its newest 1,000 open runs were looked at. */
+/** A queue with its runs by key. `bounded`: only its newest 1,000 open runs were read. */
 export interface QueueDetail {
   queue: QueueItem;
   keys: QueueKey[];
@@ -492,7 +492,7 @@ export interface QueueDetail {
   next: RunItem[];
 }
 
-/** A queue in numbers. `oldest` is how many seconds its longest waiting run has waited. */
+/** The numbers of a queue. `oldest`: how many seconds its oldest queued run has waited. */
 export interface QueueItem {
   name: string;
   queued: number;
@@ -508,7 +508,7 @@ export interface QueueKey {
   running: number;
 }
 
-/** What a queue allows: so many at once, so many of a key, and `rate` starts in `rate_seconds`. */
+/** The limits of a queue: runs at once, runs with the same key at once, and `rate` starts in `rate_seconds`. */
 export interface QueueLimits {
   concurrency: number | null;
   per_key: number | null;
@@ -521,25 +521,25 @@ export interface Queues {
   queues: QueueItem[];
 }
 
-/** Why. */
+/** The reason, for the journal. */
 export interface ReasonBody {
   reason?: string | null;
 }
 
-/** A refusal. */
+/** A rejection. */
 export interface RejectBody {
   reason?: string | null;
   approval_id?: string | null;
 }
 
-/** How a parked run goes on, or ends; without anything it is tried again. */
+/** How a parked run continues, or ends; without fields, it is tried again as it is. */
 export interface ResolveBody {
   version?: string | null;
   fail?: string | null;
   before?: string | null;
 }
 
-/** A run as it stands. What follows `failure` comes from its journal, and is null where that was left out. */
+/** A run. The fields from `state` on come from its journal, and are null if that was not read. */
 export interface RunDetail {
   id: string;
   run_id: string;
@@ -587,7 +587,7 @@ export interface RunEnd {
   continued_as: string | null;
 }
 
-/** A run as a list has it, without its values. */
+/** A run in a list, without its values. */
 export interface RunItem {
   id: string;
   run_id: string;
@@ -628,7 +628,7 @@ export interface Runs {
   searched: number | null;
 }
 
-/** What to start, and when. Lengths of time are in seconds. */
+/** A schedule to store. Durations are in seconds. */
 export interface ScheduleBody {
   program: string;
   args?: Value[];
@@ -648,7 +648,7 @@ export interface ScheduleBody {
   max_concurrency?: number | null;
 }
 
-/** A schedule as it is now. Lengths of time are in seconds. */
+/** A schedule and its state. Durations are in seconds. */
 export interface ScheduleItem {
   id: string;
   program: string;
@@ -688,12 +688,12 @@ export interface Session {
   expires_at: string | null;
 }
 
-/** A token, to be swapped for a cookie. */
+/** A token, to be exchanged for a cookie. */
 export interface SessionBody {
   token: string;
 }
 
-/** What to send. `signal_id` deduplicates it, as the Idempotency-Key does. */
+/** The payload of a signal. `signal_id` deduplicates it, as an Idempotency-Key does. */
 export interface SignalBody {
   payload?: Value;
   signal_id?: string | null;
@@ -707,7 +707,7 @@ export interface SourcePart {
   text: string;
 }
 
-/** The code of a run, and where it stands. */
+/** The code of a run, and where it is in that. */
 export interface SourceView {
   parts: SourcePart[];
   executed: Record<string, Record<string, number>> | null;
@@ -716,7 +716,7 @@ export interface SourceView {
   problem: string | null;
 }
 
-/** What to start. */
+/** The program to start, its arguments and options. */
 export interface StartBody {
   program: string;
   args?: Value[];
@@ -731,7 +731,7 @@ export interface StartBody {
   tags?: Record<string, string>;
 }
 
-/** A run that was started, or existed. */
+/** A run that was started, or existed already. */
 export interface Started {
   id: string;
   run_id: string;
@@ -745,7 +745,7 @@ export interface StreamEnd {
   status: RunStatus;
 }
 
-/** A task that is not done: what it waits for, and its functions, the innermost last. */
+/** A task under way: what it waits for, and its functions, the innermost last. */
 export interface TaskItem {
   program: string;
   task: string;
@@ -753,14 +753,14 @@ export interface TaskItem {
   frames: FrameItem[];
 }
 
-/** To which step to go back, and with which arguments. */
+/** The step to go back to, and its new arguments. */
 export interface TravelBody {
   step: string;
   inputs?: Record<string, Value> | null;
   new_id?: string | null;
 }
 
-/** The id of the run that starts. */
+/** The id of the run that was started. */
 export interface Triggered {
   id: string;
 }
@@ -770,12 +770,12 @@ export interface UpgradeBody {
   sample?: number | null;
 }
 
-/** A capsule that can be looked at: at `run`, in place of a run_id, until the server forgets it. */
+/** A capsule that can be viewed: use `run` in place of a run_id, until the server drops it. */
 export interface Viewed {
   run: string;
 }
 
-/** Something that a run waits for. */
+/** A wait of a run. */
 export interface WaitItem {
   path: string;
   kind: string;
@@ -787,7 +787,7 @@ export interface WaitItem {
   approvers: string[];
 }
 
-/** Why a run makes no progress, or how it ended. `until`: when the reason goes away by itself. */
+/** Why a run makes no progress, or how it ended. `until`: when that changes by itself. */
 export interface WhyItem {
   kind: string;
   text: string;
