@@ -50,7 +50,7 @@ async def test_a_start_says_that_its_engine_was_suspended_meanwhile() -> None:
         engine._orchestrator.suspend()
         store.blobs.released.set()
         with pytest.raises(StoreUnavailable, match="no heartbeat of this engine"):
-            await starting
+            _ = await starting
         assert await engine.get("w") is None
 
 
@@ -61,7 +61,7 @@ async def test_a_start_says_that_its_engine_was_closed_meanwhile() -> None:
         await store.blobs.asked.wait()
         asyncio.get_running_loop().call_later(0.01, store.blobs.released.set)
     with pytest.raises(StoreUnavailable, match="this engine was closed"):
-        await starting
+        _ = await starting
 
 
 async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing_behind() -> None:
@@ -71,7 +71,7 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing_behind() -> No
         await store.blobs.asked.wait()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await starting
+            _ = await starting
         store.blobs.released.set()
         assert engine._orchestrator is not None
         assert engine._orchestrator.runs.empty
