@@ -19,7 +19,7 @@ from typing import Any
 from perdure.authoring.flow.editor_schema import schema as flow_schema
 from perdure.authoring.flow.flow import Flow, load
 from perdure.config import Flows
-from perdure.errors import FlowInvalid, FlowProblem, UsageError
+from perdure.errors import FlowInvalid, FlowProblem
 from perdure.settings.load import load_settings
 from perdure.stored import access
 
@@ -46,7 +46,4 @@ def load_flow(
     allowed = load_settings().flows or Flows() if None in (python, http, shell, profile) else Flows()
     said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     allowed = replace(allowed, **said)
-    try:
-        return load(os.fspath(path), access(allowed, components))
-    except OSError as error:
-        raise UsageError(f"the flow {os.fspath(path)} cannot be read: {error.strerror or error}") from error
+    return load(os.fspath(path), access(allowed, components))

@@ -111,14 +111,30 @@ PIECES += [
     "\r",
     "\ufeff",
     "\x85",
+    "\\u0000",
+    "\\ud800",
+    "\\udc00",
+    "\\0",
+    "flow:./",
+    "flow:",
+    "python:",
+    "python:os.path.join",
+    "queue:",
+    "/dev/stdin",
+    "../",
 ]
+
+
+USES = ["value", "flow:./a.yaml", "python:a.b", "queue:q/step", "shell", "http"]
 
 
 def mutated(draw: random.Random) -> bytes:
     """A file that is nearly right."""
     text = draw.choice(SEEDS)
     if draw.random() < 0.2:
-        text = json.dumps({"perdure": 1, "name": "n", "steps": [{"id": "a", "use": "value", "with": "${{ input.x }}"}]})
+        text = json.dumps(
+            {"perdure": 1, "name": "n", "steps": [{"id": "a", "use": draw.choice(USES), "with": "${{ input.x }}"}]}
+        )
     for _ in range(draw.randint(1, 6)):
         at = draw.randrange(len(text) + 1)
         end = min(len(text), at + draw.choice([0, 0, 1, 3, 20]))
@@ -219,7 +235,7 @@ def problems_in(file: Path, seed: int) -> Sequence[FlowProblem]:
         return load(str(file), Access()).warnings
     except FlowInvalid as error:
         return error.problems
-    except Exception as error:
+    except BaseException as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error
 
 

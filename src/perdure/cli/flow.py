@@ -24,7 +24,7 @@ from perdure.cli.options import (
 )
 from perdure.cli.output import clean, note, write_json
 from perdure.cli.overriding import overridden
-from perdure.cli.targets import load_flow_file, resolve, search_here
+from perdure.cli.targets import listed_flows, load_flow_file, resolve, search_here
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem
 from perdure.flow import Flow, flow_schema
@@ -53,7 +53,7 @@ Profile = Annotated[str | None, Parameter(help="The profile of the flow; by defa
 
 @app.command(sort_key=1)
 def check(
-    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
+    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json, or folders of them.")],
     /,
     *,
     profile: Profile = None,
@@ -68,10 +68,11 @@ def check(
     --store, open runs are replayed with the flows; it exits with 1 when one of
     them does not fit. The runs keep their own version in any case.
     """
-    found, flows = list[FlowProblem](), list[Flow]()
-    for file in files:
+    paths, found = listed_flows(files)
+    flows = list[Flow]()
+    for path in paths:
         try:
-            flow = load_flow_file(file, profile)
+            flow = load_flow_file(path, profile)
         except FlowInvalid as error:
             found += error.problems
         else:
@@ -80,12 +81,12 @@ def check(
     wrong = any(problem.level == "error" for problem in found)
     runs = None if store is None or wrong else _tried(flows, store)
     if json:
-        told = {"files": len(files), "problems": [_plain(problem) for problem in found]}
+        told = {"files": len(paths), "problems": [_plain(problem) for problem in found]}
         write_json(told if runs is None else {**told, "runs": runs})
     else:
         for problem in found:
             print(clean(str(problem), "\n"))
-        many = "1 file" if len(files) == 1 else f"{len(files)} files"
+        many = "1 file" if len(paths) == 1 else f"{len(paths)} files"
         note(f"{many}: {len(found) or 'nothing'} found")
         if runs is not None:
             _show_runs(runs)
@@ -154,7 +155,7 @@ def run(
 
 @app.command(name="test", sort_key=3)
 def run_cases(
-    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
+    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json, or folders of them.")],
     /,
     *,
     case: Annotated[str | None, Parameter(help="Run only the tests of this name.")] = None,
@@ -165,13 +166,21 @@ def run_cases(
 
     Ends with 0 when all are as expected, and with 1 otherwise.
     """
-    from perdure.testing.flows import run_tests
+    from perdure.testing.flows import CaseOutcome, run_tests
 
     allowed = settings().flows or Flows()
     if profile is not None:
         allowed = replace(allowed, profile=profile)
     search_here()
-    outcomes = [outcome for file in files for outcome in run_tests(file, allowed, case)]
+    paths, problems = listed_flows(files)
+    outcomes: list[CaseOutcome] = []
+    for path in paths:
+        try:
+            outcomes += run_tests(path, allowed, case)
+        except FlowInvalid as error:
+            problems += error.problems
+    if problems:
+        raise FlowInvalid(problems)
     failed = sum(1 for outcome in outcomes if outcome.flaws)
     if json:
         write_json({"tests": outcomes, "failed": failed})

@@ -9,12 +9,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.authoring.flow.files import read_file
 from perdure.authoring.flow.formatting import as_json, as_yaml, formatted
 from perdure.authoring.flow.importing import TODO, engine_of, native
-from perdure.authoring.flow.tree import MOST_BYTES, Problems, read
+from perdure.authoring.flow.tree import Problems, read
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import AsJson
 from perdure.cli.output import clean, note, write_json
+from perdure.cli.targets import listed_flows
 from perdure.errors import FlowInvalid, FlowProblem
 
 NAMES = {"stepflow": "Stepflow", "aetherflow": "Aetherflow"}
@@ -59,7 +61,7 @@ def import_(
 
 
 def fmt(
-    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json.")],
+    files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json, or folders of them.")],
     /,
     *,
     check: Annotated[bool, Parameter(help="Change nothing: list files that are not in canonical form.")] = False,
@@ -71,34 +73,38 @@ def fmt(
     """
     if check and write:
         raise Problem("--check changes nothing, and --write does; give one of them")
+    paths, problems = listed_flows(files)
+    data: dict[str, bytes] = {}
     texts: dict[str, str] = {}
-    problems: list[FlowProblem] = []
-    for file in files:
+    for path in paths:
         try:
-            texts[file] = formatted(_data(file), file)
+            data[path] = read_file(path)
+            texts[path] = formatted(data[path], path)
         except FlowInvalid as error:
             problems += error.problems
+        except OSError as error:
+            why = f"the file cannot be read: {error.strerror or error}"
+            problems.append(FlowProblem(path, 1, 1, "F001", why))
     if problems:
         raise FlowInvalid(problems)
-    changed = {file: text for file, text in texts.items() if text.encode() != _data(file)}
+    changed = {path: text for path, text in texts.items() if text.encode() != data[path]}
     if check:
         for file in changed:
             print(clean(file))
-        note(f"{len(changed) or 'none'} of {len(files)} not in canonical form")
+        note(f"{len(changed) or 'none'} of {len(paths)} not in canonical form")
         return Exit.FAILED if changed else Exit.OK
     if not write:
         print("".join(texts.values()), end="")
         return Exit.OK
     for file, text in changed.items():
         _write(file, text)
-    note(f"{len(changed) or 'none'} of {len(files)} written")
+    note(f"{len(changed) or 'none'} of {len(paths)} written")
     return Exit.OK
 
 
 def _data(file: str) -> bytes:
     try:
-        with open(file, "rb") as opened:
-            return opened.read(MOST_BYTES + 1)
+        return read_file(file)
     except OSError as error:
         raise Problem(f"the file {file} cannot be read: {error.strerror or error}") from error
 

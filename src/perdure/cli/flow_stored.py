@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +12,10 @@ from perdure.cli.clients import with_client
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, table, value_text, when, write_json
-from perdure.cli.targets import flow_files, load_flow_file
+from perdure.cli.targets import flow_files, listed_flows, load_flow_file
 from perdure.client.client import Client
 from perdure.client.schedules import Deployment
-from perdure.errors import FlowInvalid, FlowProblem
+from perdure.errors import FlowInvalid
 from perdure.flow import Flow
 from perdure.ports.store import Store, definitions_of
 from perdure.stored import LookedAt, shown
@@ -43,8 +42,8 @@ def deploy(
     Runs in flight keep the definition that they were started with. Nothing is
     stored when any of the files is wrong.
     """
-    paths = [path for file in files for path in _paths(file)]
-    flows, problems = list[Flow](), list[FlowProblem]()
+    paths, problems = listed_flows(files)
+    flows = list[Flow]()
     for path in paths:
         try:
             flows.append(load_flow_file(path, profile))
@@ -79,14 +78,6 @@ async def _set_up(store: Store) -> None:
     """Create a store that is not there, as an engine does."""
     await store.open(migrate=True)
     await store.close()
-
-
-def _paths(file: str) -> list[str]:
-    found = flow_files(file)
-    if not found:
-        what = "has no flows in it" if os.path.isdir(file) else "is not a flow: its name ends with .yaml, .yml or .json"
-        raise Problem(f"{file} {what}")
-    return found
 
 
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:

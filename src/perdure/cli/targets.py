@@ -18,6 +18,7 @@ from perdure.cli.exits import Problem
 from perdure.cli.options import settings
 from perdure.client.schedules import Schedule
 from perdure.config import Flows
+from perdure.errors import FlowProblem
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import TypeCodec
@@ -139,6 +140,20 @@ def flow_files(place: str) -> list[str]:
     return [file for file in found if _is_flow(file)]
 
 
+def listed_flows(files: Iterable[str]) -> tuple[list[str], list[FlowProblem]]:
+    """The flows that are files, or in folders, each once; and what is neither."""
+    found: dict[str, None] = {}
+    problems: list[FlowProblem] = []
+    for file in files:
+        paths = flow_files(file)
+        found.update(dict.fromkeys(paths))
+        if not paths:
+            why = f"its name ends with {', '.join(FLOW_FILES[:-1])} or {FLOW_FILES[-1]}"
+            what = "the folder has no flows in it" if os.path.isdir(file) else f"this is not a flow: {why}"
+            problems.append(FlowProblem(file, 1, 1, "F001", what))
+    return list(found), problems
+
+
 def _of_flows(place: str, files: Iterable[str]) -> Target:
     programs: dict[str, Program] = {os.path.basename(file): load_flow_file(file) for file in files}
     return Target(place, programs, tuple(programs))
@@ -146,8 +161,15 @@ def _of_flows(place: str, files: Iterable[str]) -> Target:
 
 def _is_flow(file: str) -> bool:
     """Whether a file says that it is a flow: other YAML may be beside it."""
-    with open(file, encoding="utf-8", errors="replace") as opened:
-        return re.search(r'^\s*\{?\s*"?perdure"?\s*:', opened.read(65536), re.MULTILINE) is not None
+    from perdure.authoring.flow.files import read_file
+
+    try:
+        data = read_file(file)
+    except PermissionError:
+        return True  # who reads it says why it cannot be read
+    except OSError:  # a pipe, a folder, or a link to nothing
+        return False
+    return re.search(rb'^\s*\{?\s*"?perdure"?\s*:', data, re.MULTILINE) is not None
 
 
 def _is_program(value: Any) -> bool:

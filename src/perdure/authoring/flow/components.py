@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,7 @@ from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import brief, contained
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -130,10 +132,7 @@ class Components:
         for point in _installed():
             if point.name != use:
                 continue
-            try:
-                return made_of(point.load(), use)
-            except (ImportError, AttributeError) as error:
-                raise NoComponent("F023", f"the component {use!r} of {point.value} cannot be loaded: {error}") from None
+            return made_of(_loaded(point.load, f"the component {use!r} of {point.value} cannot be loaded"), use)
         raise NoComponent("F020", f"there is no component {use!r}; {did_you_mean(use, self.names())}")
 
     def names(self) -> list[str]:
@@ -144,29 +143,32 @@ class Components:
         module, _, name = path.rpartition(".")
         if not module or not all(part.isidentifier() and not part.startswith("__") for part in path.split(".")):
             raise NoComponent("F020", f"python:{path} is no function; write python:module.function")
-        if not any(f"{module}.".startswith(f"{prefix}.") for prefix in self._allowed.python):
+        if not self._is_allowed(module):
             listed = ", ".join(self._allowed.python) or "none"
             raise NoComponent(
                 "F023",
                 f"functions of {module} are not allowed here (allowed: {listed}); allow it in the settings, as in "
                 f"`flows: {{python: [{module.partition('.')[0]}]}}`",
             )
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ImportError as error:
-            raise NoComponent("F023", f"{module} cannot be imported: {error}") from None
-        except Exception as error:
-            raise NoComponent("F023", f"{module} cannot be imported: {type(error).__name__}: {error}") from None
+        imported = _loaded(lambda: importlib.import_module(module), f"{module} cannot be imported")
+        # A module may have a function that gives its names.
+        found = _loaded(lambda: getattr(imported, name, None), f"{path} cannot be taken from its module")
         if found is None:
-            known = [one for one, value in vars(importlib.import_module(module)).items() if callable(value)]
+            known = [one for one, value in vars(imported).items() if callable(value)]
             raise NoComponent("F023", f"{module} has no {name!r}; {did_you_mean(name, known)}")
-        if not isinstance(found, Step) and not isinstance(found, type) and isinstance(found, Program):
-            return of_program(found)
+        program = found if not isinstance(found, Step | type) and isinstance(found, Program) else None
         # Only what the module says itself: not what it has imported from a module that is not allowed.
         home = getattr(found, "__module__", None) or module
-        if not any(f"{home}.".startswith(f"{prefix}.") for prefix in self._allowed.python):
+        if program is not None:
+            # A flow is defined in a file, and says itself what it may use.
+            place = module if program.defined is None else program.defined.place[0]
+            home = place if place in sys.modules else module
+        if not isinstance(home, str) or not self._is_allowed(home):
             raise NoComponent("F023", f"{path} is defined in {home}, whose functions are not allowed here")
-        return made_of(found, path)
+        return made_of(found, path) if program is None else of_program(program)
+
+    def _is_allowed(self, module: str) -> bool:
+        return any(f"{module}.".startswith(f"{prefix}.") for prefix in self._allowed.python)
 
     def _of_flow(self, path: str) -> Component:
         if not path.endswith((".yaml", ".yml", ".json")):
@@ -195,6 +197,18 @@ def _not_here(**given: Any) -> Any:
     raise UsageError("this flow is looked at, and its steps are not executed")
 
 
+def _loaded(load: Callable[[], Any], failed: str) -> Any:
+    """What code of a module gives, whatever it raises: one that ends the process is a problem of the file, too."""
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise NoComponent("F023", f"{failed}: {error}") from None
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise NoComponent("F023", f"{failed}: it ends the process while it is imported") from None
+        raise NoComponent("F023", f"{failed}: {brief(contained(error))}") from None
+
+
 @cache
 def _codec() -> Codec:
     return Codec()
@@ -213,11 +227,12 @@ def made_of(function: Any, name: str) -> Component:
         raise NoComponent("F023", f"{name} is no function")
     try:
         spec = function.spec if isinstance(function, Step) else step(function).spec
-    except TypeError as error:
+        parameters = inspect.signature(spec.fn).parameters.values()
+    except (TypeError, ValueError, NameError) as error:
         raise NoComponent("F023", f"{name} cannot be used: {error}") from None
     found, about = [], inspect.getdoc(spec.fn) or ""
     types = {name.lstrip("*="): type for name, type in spec.types}
-    for one in inspect.signature(spec.fn).parameters.values():
+    for one in parameters:
         if one.kind is one.VAR_KEYWORD:
             return Component("step", None, spec, about=about)
         if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):

@@ -22,12 +22,13 @@ from perdure.authoring.dataflow.values import Value, input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler, all_variables
 from perdure.authoring.flow.components import Components, NoComponent, ShownComponents
 from perdure.authoring.flow.definition import FlowDef, InputDef, Stubs
+from perdure.authoring.flow.files import MOST_BYTES, read_file, real_path
 from perdure.authoring.flow.format import read_flow
 from perdure.authoring.flow.importing import native
 from perdure.authoring.flow.job import Result, asks
 from perdure.authoring.flow.overrides import Overrides, overridden, with_profile
 from perdure.authoring.flow.schemas import flaw, whole_schema
-from perdure.authoring.flow.tree import MOST_BYTES, Mark, Problems, put_places, read
+from perdure.authoring.flow.tree import Mark, Problems, put_places, read
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.config import Flows
 from perdure.errors import FlowInvalid, FlowProblem, NotDecodable, UsageError
@@ -288,12 +289,16 @@ def _placeless(data: Any) -> Any:
 
 
 def load(path: str, access: Access, stubs: Stubs | None = None) -> Flow:
-    """The flow in a file. Raises FlowInvalid with all problems, and OSError if the file cannot be read.
+    """The flow in a file. Raises FlowInvalid with all problems, also if the file cannot be read.
 
     `stubs`: for a test, what stands in for steps and variables. Such a flow has no definition to be stored.
     """
-    root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    return _Files(access, root).load(path, os.path.realpath(path), stubs)
+    try:
+        file = real_path(path)
+        return _Files(access, real_path(os.path.dirname(os.path.abspath(path)))).load(path, file, stubs)
+    except OSError as error:
+        why = f"the file cannot be read: {error.strerror or error}"
+        raise FlowInvalid([FlowProblem(os.path.normpath(path), 1, 1, "F001", why)]) from error
 
 
 class _Stored(msgspec.Struct):
@@ -378,8 +383,7 @@ class _Files:
                 problems.stop()
             assert found is not None
             return found
-        with open(file, "rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
+        data = read_file(file)
         self._loaded[file] = None
         try:
             root = native(read(data, problems.file, problems), problems)
@@ -395,7 +399,7 @@ class _Files:
 
     def _beside(self, folder: str, path: str) -> Flow:
         """The flow in another file, below the folder of the first one."""
-        file = os.path.realpath(os.path.join(folder, path))
+        file = real_path(os.path.join(folder, path))
         if os.path.commonpath([file, self._root]) != self._root:
             raise NoComponent("F023", f"{path} is outside of the folder of this flow")
         return self.load(os.path.join(folder, path), file)

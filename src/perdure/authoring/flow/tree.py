@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
+from perdure.authoring.flow.files import MOST_BYTES
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
 
-# A flow of a thousand steps has about 150 kB.
-MOST_BYTES, MOST_DEPTH = 1024 * 1024, 20
+MOST_DEPTH = 20
 MOST_PROBLEMS = 100
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "": None}
@@ -323,6 +323,18 @@ class _Json:
     def _mark(self, at: int) -> Mark:
         return Mark(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))
 
+    def _whole(self, value: str, mark: Mark) -> str:
+        """A text, which is noted if it has half of a character: nothing could keep it."""
+        if value.isascii():
+            return value
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(value[error.start]):04x}"
+            self._problems.add(mark, "F001", f"{half} is half of a character; write both halves, or the character")
+            return value.encode(errors="replace").decode()
+        return value
+
     def _item(self, at: int, depth: int) -> tuple[Item, int]:
         """The value that begins at a place, and where it ends. The text is known to be JSON."""
         text, mark = self._text, self._mark(at)
@@ -330,7 +342,7 @@ class _Json:
             raise RecursionError
         if text[at] == '"':
             value, end = scanstring(text, at + 1)
-            return Item(value, mark, 1 if end - at == len(value) + 2 else -1), end
+            return Item(self._whole(value, mark), mark, 1 if end - at == len(value) + 2 else -1), end
         if text[at] not in "{[":
             end = next((n for n in range(at, len(text)) if text[n] in " \t\r\n,]}"), len(text))
             word = text[at:end]
@@ -341,6 +353,7 @@ class _Json:
             if isinstance(item.value, dict):
                 place = self._mark(at)
                 key, at = scanstring(text, at + 1)
+                key = self._whole(key, place)
                 _add_key(item, key, place, self._problems)
                 item.value[key], at = self._item(_blank(text, _blank(text, at) + 1), depth + 1)
             else:
