@@ -20,6 +20,7 @@ def serve(
     ] = None,
     trusted: Annotated[str, Parameter(help="The addresses of proxies whose headers are believed, with commas.")] = "",
     trace_url: Annotated[str | None, Parameter(help="Where traces are shown, with {trace_id} in it.")] = None,
+    metrics: Annotated[bool, Parameter(help="Serve the figures of the store at api/v1/metrics.", negative="")] = False,
     log_level: Annotated[LogLevel, Parameter(help="How much it logs to stderr.")] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
@@ -38,5 +39,5 @@ def serve(
         raise Problem(f"{error.name} is not installed: pip install 'perdure[server]'") from error
 
     log_to_stderr(log_level)
-    config = ServeConfig(host, port, tuple(allow_host or ()), trusted, trace_url)
+    config = ServeConfig(host, port, tuple(allow_host or ()), trusted, trace_url, metrics)
     return run(Client(opened(store), structures=StoredPrograms(), redact=settings().redact or ()), config)

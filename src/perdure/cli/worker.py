@@ -17,7 +17,9 @@ from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, seconds, settings
 from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, flow_files, load
+from perdure.errors import UsageError
 from perdure.logs import log
+from perdure.telemetry.listener import Address, MetricsListener, address_of
 from perdure.termination import LEAVE_SECONDS
 
 
@@ -33,6 +35,9 @@ def worker(
     threads: Annotated[int | None, Parameter(help="How many of them may be `def` steps; 64 by default.")] = None,
     grace: Annotated[
         str | None, Parameter(help="How long running steps get after SIGTERM, such as 45s or 10m; 30s by default.")
+    ] = None,
+    metrics: Annotated[
+        str | None, Parameter(help="Serve metrics for Prometheus at this address, such as 127.0.0.1:9464.")
     ] = None,
     log_level: Annotated[
         LogLevel, Parameter(help="What it logs to stderr; info has a line for each failed attempt.")
@@ -69,6 +74,7 @@ def worker(
         "threads": threads,
         "serves": None if queues is None else [part.strip() for part in queues.split(",")],
     }
+    address = None if metrics is None else _address(metrics)
     made = engine_of(
         target,
         store,
@@ -76,7 +82,7 @@ def worker(
         None if grace is None else seconds(grace, "--grace"),
     )
     try:
-        _run(_work(made, target))
+        _run(_work(made, target, address))
     except asyncio.CancelledError:
         pass  # a second signal: running steps are abandoned, and their runs released
     return Exit.OK
@@ -97,7 +103,32 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
                 log.error("a task that a step created raised %r; the task has ended, and the worker continues", error)
 
 
-async def _work(made: ModuleEngine, target: Target) -> None:
+def _address(text: str) -> Address:
+    try:
+        return address_of(text)
+    except UsageError as error:
+        raise Problem(f"--metrics {text}: {error}") from None
+
+
+async def _work(made: ModuleEngine, target: Target, address: Address | None) -> None:
+    engine = made.engine
+    if address is None:
+        await _serve(made, target)
+        return
+    try:
+        listener = MetricsListener(engine._telemetry.exposition)
+        await listener.open(address)
+    except OSError as error:
+        raise Problem(f"--metrics: cannot listen on {address}: {error.strerror or error}") from error
+    _ = engine._telemetry.count()
+    try:
+        note(f"metrics are at http://{listener.address}/metrics")
+        await _serve(made, target)
+    finally:
+        await listener.close()
+
+
+async def _serve(made: ModuleEngine, target: Target) -> None:
     engine, grace = made.engine, made.grace
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

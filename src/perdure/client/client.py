@@ -90,15 +90,20 @@ class Client(Reader):
         async with self:
             yield
 
-    def asgi(self, *, access: Callable[..., Any] | None = None, trace_url: str | None = None) -> Any:
+    def asgi(
+        self, *, access: Callable[..., Any] | None = None, trace_url: str | None = None, metrics: bool = False
+    ) -> Any:
         """An ASGI application with the HTTP API and the dashboard: `app.mount("/flows", engine.asgi(access=who))`.
 
         `access` says who a request is from, as a `perdure.server.Access`, or None where it is not known (401); it may
         be async. Without it only requests from this machine are served. `trace_url` is where traces are shown, with
-        `{trace_id}` in it. Needs `perdure[server]`.
+        `{trace_id}` in it. `metrics`: whether callers with the permission `metrics` get them at `api/v1/metrics`. Needs
+        `perdure[server]`.
         """
         # By name: the server is outside of the client, and an application without it does not load it.
-        return import_module("perdure.server.application").app(self, access=access, trace_url=trace_url)
+        return import_module("perdure.server.application").app(
+            self, access=access, trace_url=trace_url, metrics=metrics
+        )
 
     # --- starting -----------------------------------------------------------------------------------------------------
 

@@ -183,6 +183,8 @@ class Driver:
         if self.closed or not self.saved or tail[0].seq != self.state.next_seq:
             return False
         self.replay.fold_all(tail)
+        if self.services.probes:
+            self.services.probes.tell(Probe.caught_up, self, tail)
         self.size += sum(len(getattr(event, "payload", b"")) + EVENT_BYTES for event in events_in(tail))
         self.outbox.follow()
         self.stale = False
@@ -411,7 +413,8 @@ class Driver:
                 if planned.calls or planned.cancels:
                     self.attempts.plan(planned)
                 if planned.starts or planned.abandoned:
-                    self.outbox.starts += planned.starts
+                    tracing = self.services.runner.tracing
+                    self.outbox.starts += planned.starts if tracing is None else tracing.traced(self, planned.starts)
                     self._abandoned |= planned.abandoned
                 self._barrier |= planned.barrier
             pending, held = self.replay.pending, self.replay.held

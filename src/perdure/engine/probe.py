@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.kernel.events import Batch
+from perdure.kernel.plan import Start
 from perdure.kernel.values.raised import contained
 from perdure.logs import log
 from perdure.ports.journal import Append
@@ -28,14 +29,11 @@ class Probe:
     def appended(self, append: Append) -> None:
         """The orchestrator has appended to a run that is not in memory: it was claimed, parked or ended."""
 
+    def caught_up(self, driver: Driver, batches: Sequence[Batch]) -> None:
+        """A run in memory has read what other processes had appended."""
+
     def left(self, run_id: str) -> None:
         """A run was evicted."""
-
-    def launched(self, attempt: Attempt, context: Context) -> None:
-        """An attempt is about to be called, in this context."""
-
-    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt has ended. Of one that was given up: at once, and again when its task ends."""
 
     def replayed(self, events: int, seconds: float) -> None:
         """A journal was replayed."""
@@ -51,6 +49,19 @@ class Probe:
 
     def lease_lost(self) -> None:
         """The lease was not renewed in time, and every run was stopped."""
+
+
+class Tracing(Protocol):
+    """What an engine tells, and asks, where it makes spans. Called on the event loop; raises nothing."""
+
+    def launched(self, attempt: Attempt, context: Context) -> None:
+        """An attempt is about to be called, in this context."""
+
+    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt has ended. Of one that was given up: at once, and again when its task ends."""
+
+    def traced(self, driver: Driver, starts: Sequence[Start]) -> Sequence[Start]:
+        """Runs that this one is about to start, with the trace that they continue."""
 
 
 class Probes(list[Probe]):

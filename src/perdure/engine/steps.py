@@ -17,6 +17,7 @@ from perdure.engine.fallback import fall_back
 from perdure.engine.items import ItemBlobs, ItemWriter, collect, collect_in_thread, element, stored
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
+from perdure.engine.probe import Tracing
 from perdure.engine.secrets import Secrets
 from perdure.engine.step_context import AttemptOwner, StepContext, current
 from perdure.engine.streams import drain, drain_in_thread
@@ -123,6 +124,8 @@ class Attempt:
         """End it now with this error, or with none if its run ends anyway."""
         # At once: a step that ignores its cancellation must not delay the run.
         owner, self.owner = self.owner, None
+        if self._runner.tracing is not None:
+            self._runner.tracing.ended(self, error or TimeoutError())
         try:
             self.context.cancel()
             if self.task is not None:
@@ -148,6 +151,8 @@ class Attempt:
                 error = task.exception()
                 if type(error) is Raised:
                     error = error.error
+            if self._runner.tracing is not None:
+                self._runner.tracing.ended(self, error)
             owner, self.owner = self.owner, None
             if owner is not None:
                 owner.attempt_ended(self, None if error is not None else task.result(), error)
@@ -176,6 +181,8 @@ class StepRunner:
         self._codec = codec
         self.locker = locker
         self.secrets = Secrets()
+        # Makes spans of attempts; None unless that is on.
+        self.tracing: Tracing | None = None
         # Reads and writes the items that steps take and return.
         self.items: ItemBlobs | None = None
         self._limit = limit
@@ -268,6 +275,8 @@ class StepRunner:
         try:
             context = attempt.variables.copy()
             context.run(current.set, attempt.context)
+            if self.tracing is not None:
+                self.tracing.launched(attempt, context)
             if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
                 begun = self._when_called(attempt) if attempt.call.failed is None else None
             work: Coroutine[Any, Any, Any]

@@ -40,7 +40,7 @@ from perdure.server.openapi import openapi
 from perdure.server.pages import SECURITY, page, static
 from perdure.server.problems import MEDIA_TYPE, FieldError, Problem, of_validation, problem_of
 from perdure.server.routing import JSON, MIB, Call, Reply, Route, Table
-from perdure.server.service import Service
+from perdure.server.service import Service, metrics_of
 from perdure.server.streams import EventStream
 from perdure.server.tokens import Tokens
 
@@ -78,8 +78,9 @@ _encode = msgspec.json.Encoder(enc_hook=repr).encode
 class Server:
     """The application: `app.mount("/flows", engine.asgi())`."""
 
-    def __init__(self, client: Client, guard: Guard, *, trace_url: str | None = None) -> None:
+    def __init__(self, client: Client, guard: Guard, *, trace_url: str | None = None, metrics: bool = False) -> None:
         self.service = Service(client, trace_url)
+        self.service.metrics = metrics_of(client) if metrics else None
         self.service.openapi = openapi(ROUTES)
         self.guard = guard
         self.service.signs_in = guard.signs_in
@@ -308,16 +309,25 @@ def _refused(request: Request, inner: str, problem: Problem) -> Response:
 
 
 def app(
-    client: Client, *, access: Who | None = None, trace_url: str | None = None, hosts: Collection[str] | None = None
+    client: Client,
+    *,
+    access: Who | None = None,
+    trace_url: str | None = None,
+    hosts: Collection[str] | None = None,
+    metrics: bool = False,
 ) -> Server:
     """An ASGI application over an engine or a client, to be mounted: `app.mount("/flows", app(engine))`.
 
     `access` is asked who each request is from; without it only requests from this machine are served. `hosts` are the
-    names that the server is reached by, where it is no part of another application.
+    names that the server is reached by, where it is no part of another application. `metrics`: whether it serves the
+    metrics to callers with that permission.
     """
+    if not isinstance(metrics, bool):
+        raise UsageError(f"asgi(metrics={metrics!r:.80}) must be True or False")
     if access is not None and not callable(access):
         raise UsageError(f"asgi(access={access!r:.80}): give a function of the request that returns an Access or None")
     guard: Guard = ThisMachineOnly()
     if access is not None:
         guard = AskTheHost(access, signs_in=isinstance(access, Tokens))
-    return Server(client, guard if hosts is None else KnownHosts(guard, hosts), trace_url=trace_url)
+    guard = guard if hosts is None else KnownHosts(guard, hosts)
+    return Server(client, guard, trace_url=trace_url, metrics=metrics)

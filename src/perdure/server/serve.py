@@ -29,6 +29,8 @@ class ServeConfig:
     trusted: str = ""
     """Addresses of trusted proxies, separated by commas; `*` for all."""
     trace_url: str | None = None
+    metrics: bool = False
+    """Whether callers with the permission `metrics` get what the store knows, for Prometheus."""
 
 
 def serve(client: Client, config: ServeConfig) -> int:
@@ -45,7 +47,13 @@ async def _serve(client: Client, config: ServeConfig) -> int:
                 "perdure token new --name NAME --may read,run,approve"
             )
         names = {config.host, socket.gethostname(), *config.hosts}
-        application = app(client, access=Tokens(client) if tokens else None, trace_url=config.trace_url, hosts=names)
+        application = app(
+            client,
+            access=Tokens(client) if tokens else None,
+            trace_url=config.trace_url,
+            hosts=names,
+            metrics=config.metrics,
+        )
         server = uvicorn.Server(
             uvicorn.Config(
                 application,

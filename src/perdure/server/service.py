@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,12 @@ from perdure.server.requested_run import RequestedRun
 from perdure.server.run_counts import RunCounts
 from perdure.server.streams import Streams
 from perdure.server.viewed_capsules import ViewedCapsules
+from perdure.telemetry.prometheus import exposition
+from perdure.telemetry.store_figures import StoreFigures
 
 if TYPE_CHECKING:
     from perdure.server.development import Development
+    from perdure.telemetry.engine import EngineTelemetry
 
 # How many events are folded in one turn of the host's event loop.
 SLICE = 250
@@ -49,6 +52,8 @@ class Service:
         self.viewed_capsules = ViewedCapsules(client)
         self.programs = KnownPrograms(client)
         self.openapi: dict[str, Any] = {}
+        # Reads the metrics as text, where they are served.
+        self.metrics: Callable[[], Awaitable[str]] | None = None
         # Whether callers sign in with tokens.
         self.signs_in = False
         # The state of the edited code, under `perdure dev`.
@@ -99,6 +104,20 @@ class Service:
         if row is None or head is None or not access.sees(row.program):
             raise NoSuchRun(wanted)
         return RequestedRun(self, client, access, address.partition("/")[0], row, head)
+
+
+def metrics_of(client: Client) -> Callable[[], Awaitable[str]]:
+    """Reads the metrics: all of an engine, which counts from now on; of a client what the store knows."""
+    telemetry: EngineTelemetry | None = getattr(client, "_telemetry", None)  # not of a client that executes nothing
+    if telemetry is not None:
+        _ = telemetry.count()
+        return telemetry.exposition
+    figures = StoreFigures(lambda: client.store, lambda: client._base.leases, client.clock)
+
+    async def read() -> str:
+        return exposition(None, await figures.read())
+
+    return read
 
 
 class OpTables:

@@ -6,6 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.responses import Response
+
 from perdure import __version__
 from perdure.client.views import QueueView
 from perdure.doctor import examine, place, software
@@ -20,6 +22,7 @@ from perdure.server.problems import Problem
 from perdure.server.routing import Call, Route
 from perdure.server.runs import run_item
 from perdure.server.service import Service
+from perdure.telemetry.prometheus import CONTENT_TYPE
 
 # How many open runs of a queue are read to count its keys.
 OF_QUEUE = 1000
@@ -71,6 +74,16 @@ async def health_ready(call: Call[None, None]) -> shapes.Health:
 async def describe(call: Call[None, None]) -> dict[str, Any]:
     """This API, as OpenAPI 3.1."""
     return call.service.openapi
+
+
+async def read_metrics(call: Call[None, None]) -> Response:
+    """The metrics, as the text that Prometheus reads. 404 unless the server was made with `metrics=True`."""
+    read = call.service.metrics
+    if read is None:
+        raise Problem(
+            404, "metrics_off", "this server does not serve metrics", hint="turn them on: engine.asgi(metrics=True)"
+        )
+    return Response(await read(), headers={"Content-Type": CONTENT_TYPE})
 
 
 # --- what executes runs ----------------------------------------------------------------------------------------------
@@ -194,6 +207,7 @@ ROUTES = (
     _get("health/live", health_live, shapes.Health, "any", open=True),
     _get("health/ready", health_ready, shapes.Health, "any", open=True),
     _get("openapi.json", describe, dict[str, Any], "any"),
+    _get("metrics", read_metrics, None, "metrics", media="text/plain"),
     _get("queues", list_queues, shapes.Queues),
     _get("queues/{name}", get_queue, shapes.QueueDetail),
     _get("orchestrators", list_orchestrators, shapes.Orchestrators),

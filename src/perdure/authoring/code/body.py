@@ -665,6 +665,11 @@ class Body:
         """What `patched()` has returned, for steps of the body."""
         return self._patches
 
+    @property
+    def replaying(self) -> bool:
+        """Whether the journal holds more of what the body does."""
+        return self._past.replaying
+
     def run_context(self) -> RunContext:
         """The run that this body is."""
         found = self._past.context()

@@ -399,8 +399,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def run_root(self, coro: Coroutine[Any, Any, Any]) -> BodyTask:
         """The task of the body itself; its ops have no prefix."""
-        # An empty context: what the caller of start() had in its variables would be gone after a crash.
-        task = BodyTask(coro, self, self.root, "workflow", Context())
+        task = BodyTask(coro, self, self.root, "workflow", _empty_context())
         self._tasks.append(task)
         return task
 
@@ -431,6 +430,20 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Exceptions that are never retrieved have no effect, on the first execution as on a replay."""
+
+
+def _empty_context() -> Context:
+    """An empty context: what the caller of start() had in its variables would be gone after a crash.
+
+    Where the process has loaded OpenTelemetry, a span is current in it that is not sampled: spans that a body begins
+    would be made again by every replay.
+    """
+    context = Context()
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is not None:
+        silent = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
+        context.run(sys.modules["opentelemetry.context"].attach, trace.set_span_in_context(silent))
+    return context
 
 
 class Closing(BaseException):
