@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -189,6 +190,33 @@ async def test_a_deleted_log_is_begun_anew_for_every_store_of_the_process(store:
         head = await reading.journal.head("r1")
         assert head is not None
         assert head.next_seq == 3 + 2 * number
+    await second.close()
+
+
+async def test_a_deleted_log_is_saved_once_a_checkpoint_beside_it_has_ended(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = SqliteStore(str(path))
+    await second.open(migrate=False)
+    run = History("r1")
+    await write_all(store, run.begin())
+    os.unlink(log_of(path))
+    await write_all(store, run.then(*step(0)))
+    # Where SQLite locks the shared memory for a checkpoint.
+    place, held = (121, 1), os.open(f"{path}-shm", os.O_RDWR)
+    guard._lock(held, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
+    os.unlink(log_of(path))
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        guard._lock(held, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("perdure.stores.sqlite.database.time.sleep", sleep)
+        head = await second.journal.head("r1")
+    assert (head and head.next_seq, len(waits)) == (3, 1)
+    os.close(held)
     await second.close()
 
 

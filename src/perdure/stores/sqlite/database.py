@@ -422,8 +422,12 @@ class Database:
             assert db is not None
             if not _size(self.path + "-wal"):
                 # Every process that has the file open still has this log, and no process can have begun another.
-                if db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]:
-                    raise apsw.BusyError("another process is reading its log")
+                deadline = time.monotonic() + self.config.busy
+                while db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]:
+                    # A connection is checkpointing, for which SQLite does not wait, or reads.
+                    if time.monotonic() > deadline:
+                        raise StoreUnavailable(self.url, LOG_IN_USE.format(self.config.busy))
+                    time.sleep(0.01)
             elif not held.begun_anew():
                 raise StoreUnavailable(
                     self.url,
@@ -579,6 +583,10 @@ class Database:
 
 
 READ_ONLY = "the file or its directory is read-only; make both writable, or name another file"
+LOG_IN_USE = (
+    "its write-ahead log was removed while the store was open, and cannot be saved while a connection reads or "
+    "checkpoints it, for over {:g} s by now; runs continue by themselves once that has ended"
+)
 OTHER_WRITES = (
     "other code of this process has written to it for over {:g} s with the standard library's sqlite3, "
     "whose locks ours does not see; let it commit, and give it a file of its own"
