@@ -253,13 +253,18 @@ def test_a_thread_that_waits_for_a_run_is_told_when_the_engine_is_closed(url: st
 
 
 INTERRUPTED = """
-import sys, threading
+import asyncio, sys, threading
 from perdure import Recovery, step, workflow
 from perdure.blocking import Engine
 
+def frame_of_main():
+    return sys._current_frames()[threading.main_thread().ident]
+
 @step
 async def wait():
-    import asyncio
+    # Until the main thread waits for the result, a Ctrl-C would interrupt another call.
+    while frame_of_main().f_code is not threading.Condition.wait.__code__:
+        await asyncio.sleep(0)
     print("waiting", flush=True)
     await asyncio.Event().wait()
 

@@ -77,22 +77,21 @@ class Loop:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the loop."""
-        if self.forked:
-            work.close()
-            self._check_process()
-        with self._lock:
-            if self._loop is None or threading.current_thread() is self._thread:
-                work.close()
-                raise self._refusal()
-            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[T] | None = None
         try:
+            self._check_process()
+            with self._lock:
+                if self._loop is None or threading.current_thread() is self._thread:
+                    raise self._refusal()
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
             # While a step waits here, another step may use its thread: the wait may depend on it.
             with waiting_for_perdure():
                 return future.result()
         except CancelledError:
             raise UsageError(f"this {self._owner} was closed while this call waited; its runs are kept") from None
         except BaseException:
-            future.cancel()  # after a Ctrl-C the caller waits no longer
+            # After a Ctrl-C the caller waits no longer; it may come before the loop has the coroutine.
+            _ = work.close() if future is None else future.cancel()
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
