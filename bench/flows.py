@@ -1,4 +1,4 @@
-"""Flows: what a step costs beside a node of a graph, and how long it takes to read and to check one.
+"""Flows: what a step costs beside a node of a graph, how long it takes to read and to check one, and what a batch holds.
 
 Each call runs one workload once and prints one JSON line, like `bench/graphs.py`:
 
@@ -7,6 +7,7 @@ Each call runs one workload once and prints one JSON line, like `bench/graphs.py
 
 import argparse
 import asyncio
+import gc
 import statistics
 import subprocess
 import sys
@@ -18,11 +19,23 @@ from typing import Any
 
 from bench.engine import Setting
 from bench.graphs import START, Task, chain, in_turn, open_engine, run_of, work
-from bench.workloads import FULL, QUICK, GraphSizes, emit, value
+from bench.workloads import FULL, QUICK, GraphSizes, Value, emit, memory_mb, value
+from perdure import Engine
 from perdure.flow import Flow, load_flow
 
 # How often the command is started, of which the median counts.
 STARTS = 5
+
+# What a batch runs for each row: a function, and a value that is made of its result.
+ROW_TEXT = """
+perdure: 1
+name: row
+inputs: {number: integer}
+steps:
+  - {id: made, use: make, with: {number: "${{ input.number }}"}}
+  - {id: said, use: value, with: "row ${{ steps.made.i }}"}
+output: {i: "${{ steps.made.i }}", said: "${{ steps.said }}"}
+"""
 
 
 def chain_text(steps: int, name: str = "") -> str:
@@ -97,10 +110,40 @@ async def flow_check(setting: Setting, sizes: GraphSizes) -> None:
     emit("engine", "flow-check", 1, statistics.median(seconds))
 
 
+async def make(number: int) -> Value:
+    return value(number)
+
+
+async def batch_of(engine: Engine, flow: Flow, rows: int) -> float:
+    """Run a flow once for each of so many rows; says how many seconds that took, and checks every result."""
+    began = time.perf_counter()
+    handle = await engine.start_batch(flow, ({"number": number} for number in range(rows)))
+    results = await handle.result()
+    seconds = time.perf_counter() - began
+    wrong = [i for i, found in enumerate(results) if found != {"i": i, "said": f"row {i}"}]
+    if wrong or len(results) != rows:
+        raise SystemExit(f"a batch of {rows} rows gave {len(results)} results, {len(wrong)} of them wrong: {wrong[:5]}")
+    return seconds
+
+
+async def flow_batch(setting: Setting, sizes: GraphSizes) -> None:
+    """A batch of a flow with the most rows: the peak of the process above what it takes after a small batch."""
+    flow = flow_of(ROW_TEXT, {"make": make})
+    async with open_engine(setting, flow) as engine:
+        await batch_of(engine, flow, sizes.items[0])
+        gc.collect()
+        idle = memory_mb()
+        seconds = await batch_of(engine, flow, sizes.items[-1])
+        peak = memory_mb("VmHWM")
+    figures = {"idle_mb": idle, "peak_mb": peak, "above_idle_mb": round(peak - idle, 1)}
+    emit("engine", "flow-batch", sizes.items[-1], seconds, durability=setting.durability, **figures)
+
+
 WORKLOADS: dict[str, Callable[[Setting, GraphSizes], Awaitable[None]]] = {
     "flow-chain": flow_chain,
     "flow-load": flow_load,
     "flow-check": flow_check,
+    "flow-batch": flow_batch,
 }
 
 

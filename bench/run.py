@@ -156,6 +156,7 @@ BARS: Sequence[Bar] = (
     ),
     Bar(engine("flow-load", "ms"), False, 150, "ms to read and compile 1,000 steps"),
     Bar(engine("flow-check", "seconds"), False, 0.25, "s for `flow check`, with start-up"),
+    Bar(engine("flow-batch", "above_idle_mb"), False, 100, "MB above idle, 100,000 rows"),
 )
 # On a server: `raw` commits the rows of `seq` one by one on one connection.
 POSTGRES_BARS: Sequence[Bar] = (

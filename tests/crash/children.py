@@ -12,7 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perdure import Accepted, Duplicate, Engine, Queue, Recovery, RunHandle, StoreUnavailable, call, connect
+from perdure.authoring.dataflow import batch as batches
 from perdure.kernel.program import Program
 from perdure.orchestrator.service import ServiceConfig
 from perdure.orchestrator.session import OrchestratorConfig
@@ -137,6 +140,24 @@ def _flow(store: Store, failpoint: Failpoint, effects: str, id: str) -> dict[str
             await engine.run(program(rows=flows.ROWS), id=id)
             result = await engine.run(program, answers={"book": True}, id=id)
         return {"output": result.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def batch(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a batch of a flow, whose rows are in several chunks, to its end, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+    batches._MAPPED = msgspec.structs.replace(batches._MAPPED, chunk=flows.CHUNK)
+    program = flows.line(Path(effects).parent)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [program]) as engine:
+            rows = ({"number": number} for number in range(flows.LINES))
+            results = [one async for one in await (await engine.start_batch(program, rows, id="batch")).result()]
+            view = await engine.batch("batch")
+        counts = {"completed": view.completed, "failed": view.failed, "rows": view.rows}
+        return {"results": results, "counts": counts, "commits": failpoint.commits}
 
     return asyncio.run(main())
 

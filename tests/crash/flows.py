@@ -1,4 +1,4 @@
-"""The flow that the crash tests run: jobs with all that they have, flows in it, and what runs in the end."""
+"""The flows that the crash tests run: jobs with all that they have, and what a batch runs for each row."""
 
 from __future__ import annotations
 
@@ -95,3 +95,34 @@ def nightly(folder: Path) -> Flow:
         written.rename(folder / file)
     components: dict[str, Callable[..., Any]] = {"count": count, "probe": probe, "pull": pull, "read": read}
     return load_flow(folder / "nightly.yaml", python=(), http=(), shell=False, components=components)
+
+
+# --- a batch in chunks ----------------------------------------------------------------------------------------------
+
+LINE = """
+perdure: 1
+name: line
+inputs: {number: integer}
+steps:
+  - {id: squared, use: squared, with: {number: "${{ input.number }}"}}
+  - {id: nap, use: sleep, with: {for: 1ms}, after: [squared]}
+  - {id: doubled, use: count, with: {n: "${{ steps.squared * 2 }}"}, needs: [nap], lock: {key: "line-${{ input.number % 4 }}", ttl: 1d}}
+output: ${{ steps.doubled }}
+"""
+
+LINES, CHUNK, UNLUCKY = 16, 3, 7
+RESULTS = [2 * number * number for number in range(LINES)]
+
+
+async def squared(number: int) -> int:
+    effect()
+    if number == UNLUCKY:
+        raise ValueError("as it should")
+    return number * number
+
+
+def line(folder: Path) -> Flow:
+    """What a batch runs for each row, written to a folder."""
+    written = folder / f"line.yaml.{os.getpid()}"
+    written.write_text(LINE, encoding="utf-8")
+    return load_flow(written.rename(folder / "line.yaml"), components={"squared": squared, "count": count})

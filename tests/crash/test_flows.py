@@ -1,8 +1,9 @@
-"""Kill -9 at every commit of a flow with jobs, a map, an approval, locks, flows in it and a workspace."""
+"""Kill -9 at every commit of a flow with jobs, a map, an approval, locks, flows in it and a workspace; and in batches."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from perdure import connect
 from perdure.kernel.events import ChildStarted, ValueRecorded, WaitOpened
 from tests.amounts import some
-from tests.crash.flows import OUTPUT
+from tests.crash.flows import CHUNK, LINES, OUTPUT, RESULTS, UNLUCKY
 from tests.crash.harness import PARTS, Children, Journal, at_once, audit, check_executions, read_effects, through_kills
 from tests.crash.test_graphs import journal_of
 
@@ -87,3 +88,29 @@ async def test_a_flow_in_postgresql_killed_at_any_commit_goes_on_where_it_was(
             assert await client.locks.list() == []
         deaths += killed
     assert deaths >= 30 // SHARES
+
+
+def live_in_rows(children: Children, folder: Path, *kills: tuple[int, bool]) -> tuple[int, int]:
+    """Run the batch through deaths: results in order, and only what was under way at a death is executed once more."""
+    ended, left = through_kills(children, "batch", folder, kills)
+    failed = ended["results"].pop(UNLUCKY)
+    assert failed["error"]["message"] == "as it should"
+    assert ended["results"] == [found for number, found in enumerate(RESULTS) if number != UNLUCKY]
+    assert ended["counts"] == {"rows": LINES, "completed": LINES - 1, "failed": 1}
+    journals = audit(folder / "runs.db")
+    assert sum(not id.startswith("perdure.flow:") for id in journals) == 1 + -(-LINES // CHUNK)
+    assert all(journal.finished for journal in journals.values())
+    under_way = [op for found in left for journal in found.values() for op, _ in journal.under_way]
+    executed = Counter(effect.op for effect in read_effects(folder / "effects"))
+    rows = {f"row:0[{number}]/squared:0" for number in range(LINES)}
+    assert {op for op in executed if op.endswith("squared:0")} == rows
+    for op, times in executed.items():
+        assert times <= 1 + under_way.count(op), op
+    return len(left), ended["commits"]
+
+
+def test_a_batch_of_a_flow_killed_in_any_chunk_gives_each_row_its_result(children: Children, tmp_path: Path) -> None:
+    _, commits = live_in_rows(children, tmp_path / "calm")
+    points = range(2, commits, max(1, commits // 8))
+    lives = at_once(lambda n: live_in_rows(children, tmp_path / str(n), (n, n % 2 == 0)), points, 4)
+    assert sum(deaths for deaths, _ in lives) >= len(points) // 2
