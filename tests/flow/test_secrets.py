@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import json
 import logging
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
-from perdure import Engine, bail, step, step_context
+from perdure import Engine, Recovery, bail, step, step_context
 from perdure.flow import Flow
 from perdure.kernel.history.capsule import decode_capsule
 from tests.engine import cpu_steps
@@ -215,3 +218,56 @@ async def test_arguments_that_a_traveller_gives_are_taken_as_they_are(
         await engine.run(flow(), id="r")
         handle = await engine.time_travel("r", "a:0", inputs={"secret": "another"}, new_id="other")
         assert await handle.result() == {"b": "another"}
+
+
+def _taken(token: str) -> None:
+    assert token == VALUE
+
+
+def _long(token: Annotated[str, msgspec.Meta(min_length=12)]) -> None:
+    assert token == VALUE
+
+
+def _nested(token: Login) -> None:
+    assert token == Login("me", VALUE)
+
+
+def _many(**more: str) -> None:
+    assert more == {"token": VALUE}
+
+
+@pytest.mark.parametrize(
+    ("check", "token"),
+    [
+        (_taken, "${{ secrets.FLOW_SECRET }}"),
+        (_long, "${{ vars.key }}"),
+        (_nested, {"user": "me", "password": "${{ secrets.FLOW_SECRET }}"}),
+        (_many, "${{ secrets.FLOW_SECRET }}"),
+    ],
+)
+async def test_a_step_with_a_secret_that_was_under_way_is_executed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[..., None], token: Any
+) -> None:
+    """The recorded arguments are checked before that, and do not have the value that its parameter takes."""
+    monkeypatch.setenv(NAME, VALUE)
+    began, calls = asyncio.Event(), 0
+
+    @functools.wraps(check)
+    async def use(**given: Any) -> int:
+        nonlocal calls
+        calls += 1
+        check(**given)
+        if calls == 1:
+            began.set()
+            await asyncio.Event().wait()
+        return calls
+
+    steps = [{"id": "a", "use": "use", "with": {"token": token}}]
+    text = json.dumps({"perdure": 1, "name": "test", "variables": {"key": {"secret": NAME}}, "steps": steps})
+    flow = flow_of(tmp_path, text, "flow.json", components={"use": use})
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with Engine(url, [flow], recovery=Recovery(grace=0)) as engine:
+        await engine.start(flow(), id="r")
+        await began.wait()
+    async with Engine(url, [flow]) as engine:
+        assert await engine.handle("r").result() == {"a": 2}

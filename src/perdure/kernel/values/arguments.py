@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from inspect import Parameter
 from itertools import count
@@ -187,8 +187,8 @@ def _given(value: Any) -> str:
     return ", ".join(map(_given, value)) if isinstance(value, list | tuple) else "..."
 
 
-def argument_types(command: RunStep) -> Any:
-    """The type of the list of encoded arguments of a call."""
+def argument_types(command: RunStep, secret: Container[str] = ()) -> Any:
+    """The type of the list of encoded arguments of a call. What is `secret` may be anything: its value is not there."""
     types = command.spec.types
     by_name = {name.lstrip("="): annotation for name, annotation in types}
     positional = [annotation for name, annotation in types if not name.startswith(("*", "="))]
@@ -196,6 +196,9 @@ def argument_types(command: RunStep) -> Any:
     keyword = next((t for n, t in types if n.startswith("**")), Any)
     result = [positional[i] if i < len(positional) else variable for i in range(command.positional)]
     result += [by_name.get(name, keyword) for name in command.keywords]
+    if secret:
+        names = [name.lstrip("*=") for name in names_of(command)]
+        result = [Any if name in secret else t for name, t in zip(names, result, strict=True)]
     return tuple[tuple(result)] if any(t is not Any for t in result) else list[Any]  # type: ignore[misc]
 
 
@@ -215,7 +218,7 @@ def check_call(command: RunStep, codec: Codec) -> None:
     if command.references:
         return  # what is not loaded is checked when the step is called
     try:
-        codec.decode(command.inputs, argument_types(command), what)
+        codec.decode(command.inputs, argument_types(command, dict(command.spec.secrets)), what)
     except NotDecodable as error:
         raise NotDecodable(what, error.type, f"{error.reason} (called at {command.source})") from None
 
