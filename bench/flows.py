@@ -1,4 +1,4 @@
-"""Flows: what a step costs beside a node of a graph, how long it takes to read and to check one, and what a batch holds.
+"""Flows: what a step costs beside a node of a graph, how long one takes to read and to check, what a batch holds.
 
 Each call runs one workload once and prints one JSON line, like `bench/graphs.py`:
 

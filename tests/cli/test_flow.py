@@ -88,6 +88,35 @@ tests:
     assert found == ["F012", "F005", "F012"]
 
 
+CAUSES = """
+perdure: 1
+name: causes
+inputs: {n: integer}
+steps:
+  - {id: off, use: value, with: 1, when: "${{ input.n > 3 }}"}
+  - {id: after_off, use: value, with: "${{ steps.off }}"}
+  - {id: parsed, use: value, with: "${{ 'no json' | from_json }}"}
+  - {id: after_parsed, use: value, with: "${{ steps.parsed }}"}
+on_failure: continue
+"""
+
+
+def test_what_did_not_run_is_shown_with_its_cause(cli: Cli) -> None:
+    assert cli("flow", "run", str(cli.write("causes.yaml", CAUSES)), "--id", "r", "--input", '{"n": 1}').code == 1
+    shown = {line.split()[0]: line for line in cli("runs", "steps", "r").out.splitlines()}
+    assert "its `when` is false" in shown["off:0"]
+    assert "off:0 was skipped" in shown["after_off:0"]
+    assert "blocked" in shown["after_parsed:0"]
+    assert "parsed:0 failed" in shown["after_parsed:0"]
+    counts = next(line for line in cli("runs", "show", "r").out.splitlines() if line.startswith("steps"))
+    assert sorted(counts.removeprefix("steps").strip().split(", ")) == [
+        "0 started",
+        "1 blocked",
+        "1 failed",
+        "2 skipped",
+    ]
+
+
 def test_a_folder_of_flows_is_a_target_and_its_functions_are_found_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,11 @@ inputs: {number: integer}
 steps:
   - {id: squared, use: squared, with: {number: "${{ input.number }}"}}
   - {id: nap, use: sleep, with: {for: 1ms}, after: [squared]}
-  - {id: doubled, use: count, with: {n: "${{ steps.squared * 2 }}"}, needs: [nap], lock: {key: "line-${{ input.number % 4 }}", ttl: 1d}}
+  - id: doubled
+    use: count
+    with: {n: "${{ steps.squared * 2 }}"}
+    needs: [nap]
+    lock: {key: "line-${{ input.number % 4 }}", ttl: 1d}
 output: ${{ steps.doubled }}
 """
 

@@ -1,4 +1,4 @@
-"""Kill -9 at every commit of a flow with jobs, a map, an approval, locks, flows in it and a workspace; and in batches."""
+"""Kill -9 at every commit of a flow with jobs, a map, an approval, locks and flows in it; and of a batch of flows."""
 
 from __future__ import annotations
 

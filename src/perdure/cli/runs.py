@@ -345,7 +345,9 @@ def _counted(steps: Sequence[StepView]) -> str:
     if not steps:
         return "none started"
     counts = Counter(step.status for step in steps)
-    return ", ".join([f"{len(steps)} started", *(f"{count} {status}" for status, count in counts.items())])
+    # What was skipped or is blocked, or has no arguments because an expression failed, never started.
+    begun = sum(step.attempt > 0 for step in steps)
+    return ", ".join([f"{begun} started", *(f"{count} {status}" for status, count in counts.items())])
 
 
 def _running(steps: Sequence[StepView]) -> list[str]:
@@ -387,6 +389,8 @@ def _step_inputs(step: StepView) -> str:
 def _step_value(step: StepView) -> str:
     if step.error is not None:
         return cut(first_line(str(step.error)), ERROR_WIDTH)
+    if step.reason:
+        return cut(step.reason, ERROR_WIDTH)
     failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
     if step.status == "succeeded":
         return value_text(step.output) + (" (by its fallback)" if step.attempts[-1].fallback else "")
