@@ -267,7 +267,7 @@ async def test_a_step_with_a_secret_that_was_under_way_is_executed_again(
     flow = flow_of(tmp_path, text, "flow.json", components={"use": use})
     url = f"sqlite:///{tmp_path}/runs.db"
     async with Engine(url, [flow], recovery=Recovery(grace=0)) as engine:
-        await engine.start(flow(), id="r")
+        _ = await engine.start(flow(), id="r")
         await began.wait()
     async with Engine(url, [flow]) as engine:
         assert await engine.handle("r").result() == {"a": 2}

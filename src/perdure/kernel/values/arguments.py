@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from inspect import Parameter
 from itertools import count
@@ -187,7 +187,7 @@ def _given(value: Any) -> str:
     return ", ".join(map(_given, value)) if isinstance(value, list | tuple) else "..."
 
 
-def argument_types(command: RunStep, secret: Container[str] = ()) -> Any:
+def argument_types(command: RunStep, secret: Collection[str] = ()) -> Any:
     """The type of the list of encoded arguments of a call. What is `secret` may be anything: its value is not there."""
     types = command.spec.types
     by_name = {name.lstrip("="): annotation for name, annotation in types}
