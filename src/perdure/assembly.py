@@ -54,10 +54,9 @@ from perdure.logs import log
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.observer import Observer as OrchestratorObserver
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.recovery import recover_at_start, retry_parked, warn_of_unknown
 from perdure.orchestrator.retention import Pruner
 from perdure.orchestrator.service import Service, ServiceConfig
-from perdure.orchestrator.sweep import Counts, SweepReport, sweep
+from perdure.orchestrator.sweep import Counts, Sweep, SweepReport
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
@@ -414,9 +413,9 @@ class Engine(Client):
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
         if search:
-            await recover_at_start(orchestrator, self._membership)
+            await self._service.takeover.at_start()
         else:
-            await warn_of_unknown(orchestrator)
+            await self._service.takeover.warn_of_unknown()
         self._service.start(search=search)
         for schedule in self._declared:
             try:
@@ -467,16 +466,19 @@ class Engine(Client):
             _ = await self._service.deadlines.run_once(now)
             if alone:
                 # Nothing else tries parked runs again: the newest of them.
-                _ = await retry_parked(self._orchestrator, page=True)
-            return await sweep(
-                self._orchestrator,
+                _ = await self._service.takeover.retry_parked(page=True)
+            orchestrator = self._orchestrator
+            one = Sweep(
+                orchestrator.session,
                 self._membership,
                 self._service.admission,
+                orchestrator.locks,
+                orchestrator.enter,
                 counts,
-                until=None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now),
                 alone=alone,
                 is_held=self._scheduled.is_held,
             )
+            return await one.run(None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now))
         finally:
             if alone:
                 # Its time is up: what it has under way is handed over at once.

@@ -28,7 +28,6 @@ from perdure import (
 from perdure.kernel.events import Batch, RunClaimed, RunResumed, SignalReceived, decode_events
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.kernel.state import fold
-from perdure.orchestrator.recovery import recover
 from perdure.ports.appends import extend
 from perdure.ports.runs import RunFilter
 from perdure.stores.memory.store import MemoryStore
@@ -489,13 +488,12 @@ async def test_parked_runs_are_looked_through_a_page_at_a_check() -> None:
         [model] = store.journal.rows.values()
         runs = [History(f"r{n:02}", program="other", version=model.version, input=model.input) for n in range(10)]
         await write_all(store, *(run.begin(RunClaimed("somebody", 1), RunParkedEvent("old code")) for run in runs))
-        assert engine._orchestrator is not None
-        assert engine._membership is not None
+        assert engine._service is not None
         store.runs.list = counted  # type: ignore[method-assign]
         for left in (6, 2, 0):
-            await recover(engine._orchestrator, engine._membership, startup=False)
+            _ = await engine._service.takeover.search(startup=False)
             assert sum(row.status is RunStatus.PARKED for row in store.journal.rows.values()) == left
-        await recover(engine._orchestrator, engine._membership, startup=False)
+        _ = await engine._service.takeover.search(startup=False)
         assert pages == {4: 2, 2: 1, 0: 1}
 
 

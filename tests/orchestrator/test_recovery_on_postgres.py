@@ -9,7 +9,6 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from perdure import Engine, RunStatus, step, workflow
-from perdure.orchestrator.recovery import recover
 from perdure.stores.open import open_store
 from tests.orchestrator.test_recovery_at_scale import CALM, OWN, Clock, flow, populate, recovered
 
@@ -102,9 +101,8 @@ async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_o
     async with Engine(bare_url, [works], name="owner", recovery=CALM) as engine:
         run = await engine.start(works(), id="it")
         await began.wait()
-        assert engine._orchestrator is not None
-        assert engine._membership is not None
-        await recover(engine._orchestrator, engine._membership, startup=False)
+        assert engine._service is not None
+        _ = await engine._service.takeover.search(startup=False)
         await other.open(migrate=False)
         found = await other.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)
         assert list(found) == [run.run_id]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from perdure.orchestrator.membership import Membership
-from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,21 @@ class DeadlinesReport:
 
 
 class Deadlines:
-    """Knows the next deadline of such runs. While there are none, it queries nothing."""
+    """Knows the next deadline of such runs. While there are none, it queries nothing.
+
+    `end_late` ends those of some runs whose owners are not among the given ones, and returns how many.
+    """
 
     name = "ending late runs"
 
-    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: DeadlinesConfig) -> None:
-        self._orchestrator, self._membership, self._config = orchestrator, membership, config
+    def __init__(
+        self,
+        session: Session,
+        membership: Membership,
+        end_late: Callable[[Sequence[str], Collection[str]], Awaitable[int]],
+        config: DeadlinesConfig,
+    ) -> None:
+        self._session, self._membership, self._end_late, self._config = session, membership, end_late, config
         # When to poll even if the store does not change; None: when it does.
         self.next_poll: float | None = None
         # Whether programs, runs or orchestrators may have come or gone since the store was asked for them.
@@ -50,8 +59,8 @@ class Deadlines:
         """Enforce deadlines of these programs too: they have runs of versions that this orchestrator lacks."""
         if programs != self._versions_missing:
             self._versions_missing, self.stale = programs, True
-            self._poll_later(self._orchestrator.clock.now())
-            self._orchestrator.wakeups.changed.set()
+            self._poll_later(self._session.clock.now())
+            self._session.wakeups.changed.set()
 
     async def run_once(self, now: float) -> DeadlinesReport:
         """End what is late."""
@@ -62,10 +71,10 @@ class Deadlines:
             self._programs = await self._without_orchestrator()
         if asks or due:
             self.next_poll = None
-            while self._programs and self._orchestrator.session.at_work and (some := await self._end_some()):
+            while self._programs and self._session.at_work and (some := await self._end_some()):
                 ended += some
         if self.stale:
-            self._poll_later(self._orchestrator.clock.now())
+            self._poll_later(self._session.clock.now())
         return DeadlinesReport(ended, self.next_poll)
 
     def _poll_later(self, now: float) -> None:
@@ -74,24 +83,23 @@ class Deadlines:
 
     async def _end_some(self) -> int:
         """End some late runs, and return how many; 0 if none can be ended."""
-        orchestrator, timers = self._orchestrator, self._orchestrator.store.timers
-        now = orchestrator.clock.now()
+        timers, now = self._session.store.timers, self._session.clock.now()
         late = await timers.late(now, self._config.batch, self._programs, self._membership.others)
         self.next_poll = late.next_deadline
         if not late.run_ids:
             return 0
         # One of their owners may have started just now.
         await self._membership.refresh()
-        ended = await orchestrator.loader.end_late(late.run_ids, self._membership.others)
+        ended = await self._end_late(late.run_ids, self._membership.others)
         if ended == 0:
             self._poll_later(now)  # their owners end them, or the store is unreachable
         return ended
 
     async def _without_orchestrator(self) -> Sequence[str]:
         """The programs with unfinished runs that no live orchestrator serves completely."""
-        orchestrator, more = self._orchestrator, self._versions_missing
-        found = await orchestrator.store.runs.programs()
-        ours = orchestrator.programs if orchestrator.serves is None else ()
+        session, more = self._session, self._versions_missing
+        found = await session.store.runs.programs()
+        ours = session.programs if session.serves is None else ()
         others = [name for name in found if name not in ours or name in more]
         if not others:
             return ()

@@ -25,8 +25,8 @@ from perdure.orchestrator.fit_cache import FEWEST, FitCache, code_hash, digest
 from perdure.orchestrator.loader import Ready
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.recovery import parks_unknown, retry_parked
 from perdure.orchestrator.residency import ABSENT, LEFT
+from perdure.orchestrator.takeover import Takeover
 from perdure.ports.leases import REGISTRATION, Registration, registrations, some_of, versions_at
 from perdure.ports.runs import RunFilter
 
@@ -106,11 +106,12 @@ class FitCheck:
         self,
         orchestrator: Orchestrator,
         membership: Membership,
+        takeover: Takeover,
         config: FitCheckConfig,
         on_missing: Callable[[frozenset[str]], None] = lambda programs: None,
     ) -> None:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
-        self._on_missing = on_missing
+        self._takeover, self._on_missing = takeover, on_missing
         orchestrator.loader.others_may_take, orchestrator.loader.on_missing = self._others_may_take_now, self.request
         self.time = orchestrator.loop.time
         self._wanted = asyncio.Event()
@@ -160,7 +161,7 @@ class FitCheck:
         self._wanted.clear()
         again, self._code_changed = self._code_changed, False
         try:
-            await retry_parked(orchestrator, again=again)
+            _ = await self._takeover.retry_parked(again=again)
         finally:
             orchestrator.parking.tried()
         await self._read_others()
@@ -261,7 +262,7 @@ class FitCheck:
             return False
         if self._missing(row) is not None:
             # Only an engine that has its code can say what it makes of a run that has not begun.
-            return parks_unknown(orchestrator) and row.status is not RunStatus.QUEUED
+            return self._takeover.parks_unknown and row.status is not RunStatus.QUEUED
         return row.status is not RunStatus.RUNNING and orchestrator.programs.is_loaded(row.program)
 
     def _missing(self, row: RunRow) -> UnknownProgram | UnknownVersion | None:

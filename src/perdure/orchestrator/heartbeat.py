@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from perdure.orchestrator.membership import Membership, Superseded
-from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +30,43 @@ class HeartbeatReport:
 
 
 class Heartbeat:
-    """The heartbeats of one orchestrator."""
+    """The heartbeats of one orchestrator.
+
+    `idle` says whether nothing would have to stop if the lease ended; `resume` and `retire` are what follows from a
+    heartbeat after a suspension, and from another process under the same name.
+    """
 
     name = "the heartbeat"
 
-    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: HeartbeatConfig) -> None:
-        self._orchestrator, self._membership, self._config = orchestrator, membership, config
+    def __init__(
+        self,
+        session: Session,
+        membership: Membership,
+        config: HeartbeatConfig,
+        *,
+        idle: Callable[[], bool],
+        resume: Callable[[], bool],
+        retire: Callable[[], None],
+    ) -> None:
+        self._session, self._membership, self._config = session, membership, config
+        self._idle, self._resume, self._retire = idle, resume, retire
         self._renewed = True
         # Set when a heartbeat is due now: another process may have this name, or runs are loaded.
-        self._at_once = orchestrator.wakeups.heartbeat
+        self._at_once = session.wakeups.heartbeat
 
     async def wait(self) -> None:
         """Wait until the next heartbeat is due."""
-        orchestrator, recovery = self._orchestrator, self._orchestrator.recovery
+        wakeups, recovery = self._session.wakeups, self._session.recovery
         pause = recovery.heartbeat if self._renewed else min(self._config.longest_retry, recovery.ttl / 12)
         spare = recovery.idle_heartbeat - pause
-        if await self._is_due_within(pause) or not self._renewed or spare <= 0 or not orchestrator.idle:
+        if await self._is_due_within(pause) or not self._renewed or spare <= 0 or not self._idle():
             return
         # Before the first run comes into memory the lease is renewed: the run's first step may block the event loop.
-        orchestrator.wakeups.heartbeat_slowed = True
+        wakeups.heartbeat_slowed = True
         try:
             await self._is_due_within(spare)
         finally:
-            orchestrator.wakeups.heartbeat_slowed = False
+            wakeups.heartbeat_slowed = False
 
     async def _is_due_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -66,5 +81,5 @@ class Heartbeat:
         try:
             self._renewed = await self._membership.renew()
         except Superseded:
-            self._orchestrator.retire()
-        return HeartbeatReport(self._renewed, self._renewed and self._orchestrator.resume())
+            self._retire()
+        return HeartbeatReport(self._renewed, self._renewed and self._resume())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 
 from perdure.orchestrator.membership import Membership
-from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.recovery import recover
+from perdure.orchestrator.session import Session
+from perdure.orchestrator.takeover import Takeover
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class Orphans:
     name = "taking over orphaned runs"
 
     def __init__(
-        self, orchestrator: Orchestrator, membership: Membership, random: Random, config: OrphansConfig
+        self, session: Session, membership: Membership, takeover: Takeover, random: Random, config: OrphansConfig
     ) -> None:
-        self._orchestrator, self._membership, self._random, self._config = orchestrator, membership, random, config
+        self._session, self._membership, self._takeover = session, membership, takeover
+        self._random, self._config = random, config
         # The store's version at the last search that found nothing, and how many lease checks came since.
         self._searched: object = object()
         self._lease_checks = 0
@@ -60,7 +61,7 @@ class Orphans:
 
     async def wait(self) -> None:
         """Wait until the next search is due."""
-        interval = self._orchestrator.recovery.check_interval
+        interval = self._session.recovery.check_interval
         interval = max(0.01, interval * (1 + self._config.jitter * self._random.uniform(-1, 1)))
         ends = self._membership.next_end()
         if ends is not None:
@@ -77,11 +78,11 @@ class Orphans:
         If the store has not changed since a search found no orphans, only a dead orchestrator can create one: then the
         leases alone are read.
         """
-        if not self._orchestrator.session.at_work:
+        if not self._session.at_work:
             return OrphansReport()
         lease_ended = self._lease_ended.is_set()
         self._lease_ended.clear()
-        known, version = set(self._membership.others), self._orchestrator.store.version()
+        known, version = set(self._membership.others), self._session.store.version()
         unchanged = self._lease_checks < self._config.lease_checks and version == self._searched
         if unchanged and not lease_ended:
             await self._membership.refresh()
@@ -89,7 +90,7 @@ class Orphans:
                 self._lease_checks += 1
                 return OrphansReport()
         self._searched, self._lease_checks = object(), 0
-        loaded = await recover(self._orchestrator, self._membership, startup=False)
+        loaded = await self._takeover.search(startup=False)
         if not loaded:
             self._searched = version
         return OrphansReport(loaded, lease_ended or not known.issubset(self._membership.others))

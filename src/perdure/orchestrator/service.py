@@ -25,8 +25,8 @@ from perdure.orchestrator.heartbeat import Heartbeat, HeartbeatConfig
 from perdure.orchestrator.membership import Membership, MembershipConfig
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.orphans import Orphans, OrphansConfig
-from perdure.orchestrator.recovery import recover
 from perdure.orchestrator.session import OrchestratorConfig
+from perdure.orchestrator.takeover import Takeover
 from perdure.orchestrator.timers import Timers, TimersConfig
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 
@@ -67,13 +67,22 @@ class Service:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
         self._wake = orchestrator.wakeups.changed
         self.duties = Duties(f"orchestrator {orchestrator.name}", orchestrator.clock)
-        self.heartbeat = Heartbeat(orchestrator, membership, config.heartbeat)
-        self.timers = Timers(orchestrator, membership, config.timers)
-        self.deadlines = Deadlines(orchestrator, membership, config.deadlines)
-        self.admission = Admission(orchestrator.session, queues, capacity, orchestrator.enter, config.admission)
+        session, enter = orchestrator.session, orchestrator.enter
+        self.heartbeat = Heartbeat(
+            session,
+            membership,
+            config.heartbeat,
+            idle=lambda: orchestrator.idle,
+            resume=orchestrator.resume,
+            retire=orchestrator.retire,
+        )
+        self.timers = Timers(session, membership, enter, orchestrator.snapshots, orchestrator.catch_up, config.timers)
+        self.deadlines = Deadlines(session, membership, orchestrator.loader.end_late, config.deadlines)
+        self.admission = Admission(session, queues, capacity, enter, config.admission)
+        self.takeover = Takeover(session, membership, orchestrator.parking, enter)
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
-        self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
-        self.fit_check = FitCheck(orchestrator, membership, config.fit_check, self.deadlines.include)
+        self.orphans = Orphans(session, membership, self.takeover, Random(session.name), config.orphans)
+        self.fit_check = FitCheck(orchestrator, membership, self.takeover, config.fit_check, self.deadlines.include)
         self._registration = FunctionDuty("registering its programs", membership.register)
         # Set when its programs are registered, or could not be.
         self._registered = asyncio.Event()
@@ -176,7 +185,7 @@ class Service:
                 await self.duties.perform(self._registration)
                 if report.resumed:
                     self._changes.notify()
-                    again = FunctionDuty("resuming", partial(recover, orchestrator, self._membership, startup=True))
+                    again = FunctionDuty("resuming", partial(self.takeover.search, startup=True))
                     orchestrator.spawn(self.duties.perform(again))
                     self.fit_check.request()
         except asyncio.CancelledError:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
 from perdure.orchestrator.admission import Admission
+from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.membership import Membership
-from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.residency import LOADING, PARKING, REGAINING_LOCKS, STARTING, SUSPECT, EntryRequest
+from perdure.orchestrator.residency import LOADING, PARKING, REGAINING_LOCKS, STARTING, SUSPECT, Entered, EntryRequest
+from perdure.orchestrator.session import Session
 
 # Runs of this program are the ticks of schedules.
 SCHEDULE = "perdure.schedule"
@@ -71,140 +72,144 @@ class Counts:
         return True
 
 
-async def sweep(
-    orchestrator: Orchestrator,
-    membership: Membership,
-    admission: Admission,
-    counts: Counts,
-    *,
-    until: float | None,
-    alone: bool,
-    is_held: Callable[[str], Awaitable[bool]],
-    config: SweepConfig = SweepConfig(),  # noqa: B008 - frozen
-) -> SweepReport:
-    """Do what is due and repeat, until nothing is due or `until` has come.
+class Sweep:
+    """One sweep.
 
-    `until` is in the time of the event loop. `alone`: nothing else advances runs here, so every run in memory was begun
-    by the sweep. `is_held`: whether the step with this idempotency key waits for another sweep, or for an open run.
+    `alone`: nothing else advances runs here, so every run in memory was begun by the sweep. `is_held`: whether the step
+    with this idempotency key waits for another sweep, or for an open run.
     """
-    claimed: set[str] = set()
-    orchestrator.session.claimed = claimed
-    seen: set[str] = set()
-    counted: list[tuple[str, str]] = []
-    in_time = True
-    while in_time:
-        counts.begun.clear()
-        await membership.refresh()
-        dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in membership.others]
-        orphans = await _orphans(orchestrator, dead, counts, seen)
-        found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, membership, counts)}
-        counted += found.items()
-        await orchestrator.enter(EntryRequest(list(found), dead))
-        began = {*found, *await _queued(orchestrator, admission, counts, seen)}
-        # Runs that these have begun, such as the runs of ticks, are advanced too.
-        others = [run_id for run_id in orchestrator.active if run_id not in began] if alone else []
-        began.update([run_id for run_id in others if not await _rests(orchestrator, run_id, is_held)])
-        if not began:
-            break
-        seen.update(began)
-        in_time = await _wait_idle(orchestrator, began, counts.begun, until, is_held, config.poll_interval)
-    for run_id, kind in counted:
-        # Another sweep was faster, or there was nothing to take up.
-        if kind and run_id not in claimed:
-            counts.taken[kind] -= 1
-    # A lock may come free at any time.
-    locked = orchestrator.runs.of(REGAINING_LOCKS) or any(one.state.lock_waits for one in orchestrator.active.values())
-    return SweepReport(**counts.taken, more=counts.held or not in_time or bool(locked))
 
+    def __init__(
+        self,
+        session: Session,
+        membership: Membership,
+        admission: Admission,
+        locks: RunLocks,
+        enter: Callable[[EntryRequest], Awaitable[Entered]],
+        counts: Counts,
+        *,
+        alone: bool,
+        is_held: Callable[[str], Awaitable[bool]],
+        config: SweepConfig = SweepConfig(),  # noqa: B008 - frozen
+    ) -> None:
+        self._session, self._membership, self._admission, self._locks = session, membership, admission, locks
+        self._enter, self._counts, self._alone, self._is_held, self._config = enter, counts, alone, is_held, config
+        # The runs that were brought into memory.
+        self._seen: set[str] = set()
 
-async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str], Awaitable[bool]]) -> bool:
-    """Whether a run was evicted, or is idle until something arrives that a sweep does not wait for."""
-    driver = orchestrator.active.get(run_id)
-    if driver is None:
-        residency = orchestrator.runs.state(run_id)
-        if residency is REGAINING_LOCKS:
-            return await orchestrator.locks.regain_blocked(run_id)
-        return residency not in (STARTING, LOADING, PARKING, SUSPECT)
-    if driver.stale or not driver.saved:
-        return False
-    running = [attempt.context.id for attempt in driver.attempts.running.values()]
-    if running and all([await is_held(id) for id in running]):
-        return not driver.attempts.calls
-    state, due = driver.state, driver.state.wake_at
-    if not driver.idle or (due is not None and due <= orchestrator.clock.now()):
-        return False
-    return not state.lock_waits or await orchestrator.locks.all_held_elsewhere(state)
+    async def run(self, until: float | None) -> SweepReport:
+        """Do what is due and repeat, until nothing is due or `until` has come, in the time of the event loop."""
+        session, counts = self._session, self._counts
+        claimed: set[str] = set()
+        session.claimed = claimed
+        counted: list[tuple[str, str]] = []
+        in_time = True
+        while in_time:
+            counts.begun.clear()
+            await self._membership.refresh()
+            dead = [owner for owner in await session.store.runs.owners() if owner not in self._membership.others]
+            found = {**dict.fromkeys(await self._orphans(dead), "runs"), **await self._due()}
+            counted += found.items()
+            _ = await self._enter(EntryRequest(list(found), dead))
+            began = {*found, *await self._queued()}
+            # Runs that these have begun, such as the runs of ticks, are advanced too.
+            others = [run_id for run_id in session.runs.drivers if run_id not in began] if self._alone else []
+            began.update([run_id for run_id in others if not await self._rests(run_id)])
+            if not began:
+                break
+            self._seen.update(began)
+            in_time = await self._wait_idle(began, until)
+        for run_id, kind in counted:
+            # Another sweep was faster, or there was nothing to take up.
+            if kind and run_id not in claimed:
+                counts.taken[kind] -= 1
+        # A lock may come free at any time.
+        waiting = any(one.state.lock_waits for one in session.runs.drivers.values())
+        locked = waiting or bool(session.runs.of(REGAINING_LOCKS))
+        return SweepReport(**counts.taken, more=counts.held or not in_time or locked)
 
+    # --- at rest --------------------------------------------------------------------------------------------------
 
-async def _wait_idle(
-    orchestrator: Orchestrator,
-    run_ids: Collection[str],
-    begun: asyncio.Event,
-    until: float | None,
-    is_held: Callable[[str], Awaitable[bool]],
-    poll_interval: float,
-) -> bool:
-    """Wait until all these runs are at rest, or another has begun; False when `until` comes before that."""
-    loop = asyncio.get_running_loop()
-    left = list(run_ids)
-    while not begun.is_set():
-        orchestrator.runs.settled.clear()
-        left = [run_id for run_id in left if not await _rests(orchestrator, run_id, is_held)]
-        if not left:
-            # A run at rest may have been sent a message by another, and gets it in a moment.
-            for _ in range(5):
-                await asyncio.sleep(0)
-            left = [run_id for run_id in run_ids if not await _rests(orchestrator, run_id, is_held)]
-            if not left:
-                return True
-        if until is not None and loop.time() >= until:
+    async def _rests(self, run_id: str) -> bool:
+        """Whether a run was evicted, or is idle until something arrives that a sweep does not wait for."""
+        driver = self._session.runs.drivers.get(run_id)
+        if driver is None:
+            residency = self._session.runs.state(run_id)
+            if residency is REGAINING_LOCKS:
+                return await self._locks.regain_blocked(run_id)
+            return residency not in (STARTING, LOADING, PARKING, SUSPECT)
+        if driver.stale or not driver.saved:
             return False
-        # A run that stays in memory may come to rest without a notification.
-        again_at = loop.time() + poll_interval
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(again_at if until is None else min(again_at, until)):
-                await orchestrator.runs.settled.wait()
-        await asyncio.sleep(0)  # a run that has just regained its locks is about to be loaded
-    return until is None or loop.time() < until
+        running = [attempt.context.id for attempt in driver.attempts.running.values()]
+        if running and all([await self._is_held(id) for id in running]):
+            return not driver.attempts.calls
+        state, due = driver.state, driver.state.wake_at
+        if not driver.idle or (due is not None and due <= self._session.clock.now()):
+            return False
+        return not state.lock_waits or await self._locks.all_held_elsewhere(state)
 
+    async def _wait_idle(self, run_ids: Collection[str], until: float | None) -> bool:
+        """Wait until all these runs are at rest, or another has begun; False when `until` comes before that."""
+        loop, settled = asyncio.get_running_loop(), self._session.runs.settled
+        left = list(run_ids)
+        while not self._counts.begun.is_set():
+            settled.clear()
+            left = [run_id for run_id in left if not await self._rests(run_id)]
+            if not left:
+                # A run at rest may have been sent a message by another, and gets it in a moment.
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                left = [run_id for run_id in run_ids if not await self._rests(run_id)]
+                if not left:
+                    return True
+            if until is not None and loop.time() >= until:
+                return False
+            # A run that stays in memory may come to rest without a notification.
+            again_at = loop.time() + self._config.poll_interval
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(again_at if until is None else min(again_at, until)):
+                    await settled.wait()
+            await asyncio.sleep(0)  # a run that has just regained its locks is about to be loaded
+        return until is None or loop.time() < until
 
-async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Counts, seen: Collection[str]) -> list[str]:
-    """Orphans that were running."""
-    if not dead:
-        return []
-    limit = counts.limits["runs"] + len(seen) + len(orchestrator.active) + 1
-    programs, queues = orchestrator.programs.taken(), orchestrator.serves
-    found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, queues)
-    return [r for r in found if r not in seen and r not in orchestrator.active and counts.count("runs")]
+    # --- what there is to do --------------------------------------------------------------------------------------
 
+    async def _orphans(self, dead: Sequence[str]) -> list[str]:
+        """Orphans that were running."""
+        if not dead:
+            return []
+        session, counts, active = self._session, self._counts, self._session.runs.drivers
+        limit = counts.limits["runs"] + len(self._seen) + len(active) + 1
+        programs = session.programs.taken()
+        found = await session.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, session.serves)
+        return [r for r in found if r not in self._seen and r not in active and counts.count("runs")]
 
-async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Counts, seen: Collection[str]) -> list[str]:
-    """Queued runs that are admitted."""
-    left = counts.left("runs")
-    # A run begins once: one that comes again could not be brought into memory.
-    begun = [run_id for run_id in await admission.poll(most=left) if run_id not in seen]
-    counts.taken["runs"] += len(begun)
-    counts.held = counts.held or (admission.crowded and len(begun) >= left)
-    return begun
+    async def _queued(self) -> list[str]:
+        """Queued runs that are admitted."""
+        counts, left = self._counts, self._counts.left("runs")
+        # A run begins once: one that comes again could not be brought into memory.
+        begun = [run_id for run_id in await self._admission.poll(most=left) if run_id not in self._seen]
+        counts.taken["runs"] += len(begun)
+        counts.held = counts.held or (self._admission.crowded and len(begun) >= left)
+        return begun
 
-
-async def _due(orchestrator: Orchestrator, membership: Membership, counts: Counts) -> dict[str, str]:
-    """Due runs, each with the kind it counts as; a schedule counts its ticks."""
-    limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.runs.unreadable) + 1
-    programs, now = orchestrator.programs.taken(), orchestrator.clock.now()
-    found = await orchestrator.store.timers.due(now, limit, programs, membership.others, orchestrator.serves)
-    taken: dict[str, str] = {}
-    for due in found:
-        # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.
-        if due.run_id in orchestrator.active or due.run_id in orchestrator.runs.unreadable:
-            continue
-        if due.program == SCHEDULE:
-            if counts.left("schedules") > 0:
-                taken[due.run_id] = ""
-            else:
-                counts.held = True
-            continue
-        kind = "timers" if due.waiting else "runs"
-        if counts.count(kind):
-            taken[due.run_id] = kind
-    return taken
+    async def _due(self) -> dict[str, str]:
+        """Due runs, each with the kind it counts as; a schedule counts its ticks."""
+        session, counts, runs = self._session, self._counts, self._session.runs
+        limit = sum(counts.limits.values()) + len(runs.drivers) + len(runs.unreadable) + 1
+        programs, skip, now = session.programs.taken(), self._membership.others, session.clock.now()
+        taken: dict[str, str] = {}
+        for due in await session.store.timers.due(now, limit, programs, skip, session.serves):
+            # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.
+            if due.run_id in runs.drivers or due.run_id in runs.unreadable:
+                continue
+            if due.program == SCHEDULE:
+                if counts.left("schedules") > 0:
+                    taken[due.run_id] = ""
+                else:
+                    counts.held = True
+                continue
+            kind = "timers" if due.waiting else "runs"
+            if counts.count(kind):
+                taken[due.run_id] = kind
+        return taken

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from perdure.kernel.events import RunReleased
 from perdure.kernel.state import fold
+from perdure.orchestrator.catch_up import CatchUp
 from perdure.orchestrator.membership import Membership
-from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.residency import EntryRequest
+from perdure.orchestrator.residency import Entered, EntryRequest
+from perdure.orchestrator.session import Session
+from perdure.orchestrator.snapshots import SnapshotReader
 from perdure.ports.appends import extend
 from perdure.ports.journal import Append, append_all
 from perdure.ports.queues import Waiting
@@ -47,8 +49,17 @@ class Timers:
 
     name = "loading due runs"
 
-    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: TimersConfig) -> None:
-        self._orchestrator, self._membership, self._config = orchestrator, membership, config
+    def __init__(
+        self,
+        session: Session,
+        membership: Membership,
+        enter: Callable[[EntryRequest], Awaitable[Entered]],
+        snapshots: SnapshotReader,
+        catch_up: CatchUp,
+        config: TimersConfig,
+    ) -> None:
+        self._session, self._membership, self._config = session, membership, config
+        self._enter, self._snapshots, self._catch_up = enter, snapshots, catch_up
         # Whether other orchestrators may have come or gone since they were last read.
         self.peers_changed = False
         # The next due time by the last poll; `wakeups` has that of runs evicted since.
@@ -59,7 +70,7 @@ class Timers:
     @property
     def next_due(self) -> float | None:
         """When the next run is due, if that is known."""
-        moments = (self._next_due, self._orchestrator.wakeups.due_at)
+        moments = (self._next_due, self._session.wakeups.due_at)
         return min((at for at in moments if at is not None), default=None)
 
     async def run_once(self, now: float) -> TimersReport:
@@ -68,21 +79,21 @@ class Timers:
             # One of them may have died; then its runs may be claimed.
             await self._membership.refresh()
         self.peers_changed = False
-        orchestrator, skip = self._orchestrator, self._membership.others
-        programs, queues = orchestrator.programs.taken(), orchestrator.serves
+        session, skip = self._session, self._membership.others
+        programs, queues = session.programs.taken(), session.serves
         loaded, waiting = 0, None
-        while orchestrator.session.at_work:
+        while session.at_work:
             # A due time noted from now on may be missing in the result.
-            self._next_due = orchestrator.wakeups.due_at = None
-            ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
+            self._next_due = session.wakeups.due_at = None
+            ahead = await session.store.timers.ahead(programs, skip, queues)
             self._next_due, waiting = ahead.next_due, ahead.waiting
-            now = orchestrator.clock.now()
+            now = session.clock.now()
             if self._next_due is None or self._next_due > now:
                 break
             # Due runs that are already here must not fill the result.
-            limit = self._config.batch + len(orchestrator.runs.known())
-            found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
-            if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
+            limit = self._config.batch + len(session.runs.known())
+            found = await session.store.timers.due(now, limit, programs, skip, queues)
+            if any(due.owner not in (None, session.name, *skip) for due in found):
                 # An unknown owner is either new or dead: find out before claiming its runs.
                 await self._membership.refresh()
                 known_before, skip = skip, self._membership.others
@@ -90,14 +101,14 @@ class Timers:
                     continue  # ask again, without the runs of that live orchestrator
             free = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
-            known = orchestrator.runs.known()
+            known = session.runs.known()
             fresh = [run_id for run_id in free if run_id not in known][: self._config.batch]
             if not fresh:
                 self._retry(now, free)
                 break
             self._fruitless = 0
             loaded += len(fresh)
-            await orchestrator.enter(EntryRequest(fresh, dead))
+            await self._enter(EntryRequest(fresh, dead))
             await asyncio.sleep(0)
         return TimersReport(loaded, self.next_due, waiting)
 
@@ -106,7 +117,7 @@ class Timers:
 
         Poll again when they have had time for that: the answer does not say what is due later.
         """
-        readable = any(run_id not in self._orchestrator.runs.unreadable for run_id in free)
+        readable = any(run_id not in self._session.runs.unreadable for run_id in free)
         self._fruitless = 0 if readable else min(self._fruitless + 1, 10)
         longest = self._config.unreadable_retry if free and not readable else self._config.longest_retry
         self._next_due = now + min(self._config.retry * 2**self._fruitless, longest)
@@ -116,19 +127,19 @@ class Timers:
 
         Returns how many runs it released.
         """
-        orchestrator = self._orchestrator
-        await orchestrator.catch_up.run_once(orchestrator.clock.now())
-        programs, now = orchestrator.programs.taken(), orchestrator.clock.now()
+        session = self._session
+        _ = await self._catch_up.run_once(session.clock.now())
+        programs, now = session.programs.taken(), session.clock.now()
         skip, limit = self._membership.others, self._config.batch
-        due = await orchestrator.store.timers.due(now, limit, programs, skip, orchestrator.serves)
-        ours = [one.run_id for one in due if one.owner == orchestrator.name and one.run_id not in orchestrator.active]
+        due = await session.store.timers.due(now, limit, programs, skip, session.serves)
+        ours = [one.run_id for one in due if one.owner == session.name and one.run_id not in session.runs.drivers]
         appends: list[Append] = []
-        for run_id, batches in (await orchestrator.snapshots.read_many(ours)).items() if ours else ():
+        for run_id, batches in (await self._snapshots.read_many(ours)).items() if ours else ():
             if isinstance(batches, Exception):
                 continue  # the next owner parks it
             state = fold(run_id, batches)
-            if state.owner == orchestrator.name and state.finished is None:
-                appends.append(extend(state, [RunReleased(orchestrator.name)], orchestrator.clock.now()))
+            if state.owner == session.name and state.finished is None:
+                appends.append(extend(state, [RunReleased(session.name)], session.clock.now()))
         if appends:
-            await append_all(orchestrator.store.journal, appends)
+            await append_all(session.store.journal, appends)
         return len(appends)
