@@ -276,7 +276,9 @@ class Driver:
 
     def attempt_ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
         """An attempt has ended: record its outcome, and what follows."""
-        services, alone = self.services, self.services.runner.idle
+        services = self.services
+        # Alone: while no other run is about to share the commit, it does not wait for the next turn.
+        alone = not services.writer.held and services.runner.idle
         if alone:
             services.writer.hold()
         try:
@@ -301,7 +303,6 @@ class Driver:
             self.broke(contained(broken))
         finally:
             if alone:
-                # While no other run is about to share the commit, it does not wait for the next turn.
                 services.writer.resume(now=services.runner.idle)
 
     def _step_returned(self, call: Call, value: Any) -> None:
@@ -718,6 +719,8 @@ class Driver:
         if self.outbox.wanted or self._barrier:
             # More was recorded while this append was pending.
             self.services.writer.touch(self)
+        if append.expected_next == 0:
+            self.services.on_start(self)
         self._act()
         self.services.on_commit(self, append)
         if not self.closed:

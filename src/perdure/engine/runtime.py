@@ -33,6 +33,8 @@ class Services:
     writer: Writer
     runner: StepRunner
     payloads: Payloads
+    # Called when the first events of a new run are durable, before anything of it begins.
+    on_start: Callable[[Driver], None]
     on_commit: Callable[[Driver, Append], None]
     # Called with an error of the engine in a callback of a run, whose state in memory is then unusable.
     on_broken: Callable[[Driver, Exception], None]

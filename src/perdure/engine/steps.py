@@ -20,6 +20,7 @@ from perdure.engine.locks import Locker
 from perdure.engine.probe import Tracing
 from perdure.engine.secrets import Secrets
 from perdure.engine.step_context import AttemptOwner, StepContext, current
+from perdure.engine.step_task import StepTask
 from perdure.engine.streams import drain, drain_in_thread
 from perdure.engine.threads import DEFAULT_THREADS, Threads
 from perdure.errors import ExecutorBroken, HeartbeatTimeout, NotDecodable, StepTimeout
@@ -28,11 +29,12 @@ from perdure.kernel.plan import Call
 from perdure.kernel.values.arguments import argument_types, names_of
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import REFERENCE
-from perdure.kernel.values.raised import contained, pressed
+from perdure.kernel.values.raised import contained, is_a, pressed
 from perdure.ports.clock import Clock
 
 if TYPE_CHECKING:
     from perdure.engine.processes import Processes
+    from perdure.engine.writer import Writer
 
 
 class RoomWaiter(Protocol):
@@ -77,7 +79,7 @@ class Attempt:
         return f"{self.call.command.op} of run {self.context.run.id!r}"
 
     def launched(self, task: asyncio.Future[Any]) -> None:
-        """The attempt is launched: its function is called now, or as soon as there is a thread."""
+        """The attempt has a task of its own: its function is called in it, or as soon as there is a thread."""
         self.task = task
         self.began = self._runner.loop.time()
         task.add_done_callback(self._finished)
@@ -135,6 +137,11 @@ class Attempt:
                 owner.attempt_ended(self, None, error)
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self.ended(None if error is not None else task.result(), error)
+
+    def ended(self, value: Any, error: BaseException | None) -> None:
+        """Its function has ended: free its slot, stop its timers, and report the outcome."""
         try:
             self._runner.release_slot()
             if self.call.failed is not None:
@@ -145,21 +152,23 @@ class Attempt:
                 self._heartbeat.cancel()
         finally:
             # Whatever became of the slot and the timers: the run waits for this outcome.
-            if task.cancelled():
-                error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
-            else:
-                error = task.exception()
-                if type(error) is Raised:
-                    error = error.error
+            if error is not None and is_a(error, asyncio.CancelledError):
+                error = asyncio.CancelledError("the step was cancelled from within")
+            elif type(error) is Raised:
+                error = error.error
             if self._runner.tracing is not None:
                 self._runner.tracing.ended(self, error)
             owner, self.owner = self.owner, None
             if owner is not None:
-                owner.attempt_ended(self, None if error is not None else task.result(), error)
+                owner.attempt_ended(self, value, error)
 
 
 class EveryStepExecutor(Executor):
     """An executor for every plain step. With any other, steps with `cpu=True` run in processes of the engine."""
+
+    async def call(self, context: StepContext, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an async step, on the loop."""
+        return await fn(*args, **kwargs)
 
 
 class StepRunner:
@@ -194,12 +203,19 @@ class StepRunner:
         # Attempts within the limit whose StepStarted is not durable yet.
         self.reserved = 0
         self._executor = executor
+        self._call_with = executor.call if isinstance(executor, EveryStepExecutor) else None
         self._most_threads = min(limit, threads or DEFAULT_THREADS)
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         # Whether the engine shuts down: start nothing that the next owner can do; or nothing at all.
         self._withdrawn = self._closed = False
         self._argument_types: dict[Any, Any] = {}
+        # Attempts of async steps that are called in the next turn of the loop, and the task that they are called in.
+        self._next: deque[Attempt] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._step_task: StepTask | None = None
+        # Writes what is recorded in such a turn.
+        self.writer: Writer | None = None
 
     def make_ready(self, attempt: Attempt) -> None:
         """Prepare an attempt before it is launched."""
@@ -270,7 +286,18 @@ class StepRunner:
 
     def _launch(self, attempt: Attempt) -> None:
         self._running += 1
-        spec = attempt.call.command.spec
+        command = attempt.call.command
+        spec = command.spec
+        if (
+            spec.asynchronous
+            and not (spec.generator or spec.items or REFERENCE in command.inputs)
+            and attempt.call.failed is None
+        ):
+            # In the next turn, with all that begin in this one: they share a commit, and the loop has its turn.
+            self._next.append(attempt)
+            if self._turn is None:
+                self._turn = self.loop.call_soon(self._call_steps)
+            return
         begun: Callable[[], None] | None = None
         try:
             context = attempt.variables.copy()
@@ -280,18 +307,16 @@ class StepRunner:
             if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
                 begun = self._when_called(attempt) if attempt.call.failed is None else None
             work: Coroutine[Any, Any, Any]
-            if spec.items or REFERENCE in attempt.call.command.inputs:
+            if spec.items or REFERENCE in command.inputs:
                 work = self._with_items(attempt, context, begun)
             else:
-                args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
+                args, kwargs = attempt.arguments or self._arguments(command)
                 if attempt.call.failed is not None:
                     work = self._fall_back(args, kwargs, attempt, context)
-                elif spec.asynchronous and not spec.generator:
-                    work = self._contained(spec.fn, args, kwargs)
                 else:
                     work = self._work(spec, args, kwargs, attempt, context, begun)
             # A name of its own: asyncio would make one up, for each.
-            task: asyncio.Future[Any] = self.loop.create_task(work, name=attempt.call.command.op, context=context)
+            task: asyncio.Future[Any] = self.loop.create_task(work, name=command.op, context=context)
         except BaseException as error:  # a wrong call, arguments that do not decode, or an error of the engine
             task = self.loop.create_future()
             task.set_exception(contained(error))
@@ -303,6 +328,60 @@ class StepRunner:
                 self._start_timers(attempt, spec.timeout, spec.heartbeat)
         except BaseException as error:  # the outcome of this attempt, not of the one that freed the slot
             attempt.give_up(contained(error))
+
+    def _call_steps(self) -> None:
+        """Call the async steps that were launched in the last turn; what those record that end at once is one write."""
+        self._turn = None
+        attempts, self._next = self._next, deque()
+        writer = self.writer
+        if writer is not None:
+            writer.hold()
+        try:
+            while attempts:
+                self._call_step(attempts.popleft())
+        finally:
+            if attempts:  # the loop was interrupted
+                self._next.extendleft(reversed(attempts))
+                self._turn = self._turn or self.loop.call_soon(self._call_steps)
+            if writer is not None:
+                writer.resume(now=self._running == 0)
+
+    def _call_step(self, attempt: Attempt) -> None:
+        """Call an async step. Until it suspends it has no task of its own."""
+        if attempt.owner is None:
+            attempt.ended(None, None)  # it was cancelled before it began
+            return
+        if self._deadline.expired():
+            self._deadline.enforce()  # the process was stopped between the launch and now
+            attempt.ended(None, asyncio.CancelledError())
+            return
+        command, step_task = attempt.call.command, self._step_task
+        spec = command.spec
+        try:
+            args, kwargs = attempt.arguments or self._arguments(command)
+            if step_task is None or step_task.over:
+                step_task = self._step_task = StepTask(self.loop)
+            attempt.task = step_task.task
+            context = attempt.variables.copy()
+            context.run(current.set, attempt.context)
+            if self.tracing is not None:
+                self.tracing.launched(attempt, context)
+            if not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
+                self._start_timers(attempt, spec.timeout, spec.heartbeat)
+            if self._call_with is None:
+                outcome = step_task.call(command.op, context, spec.fn, args, kwargs)
+            else:
+                given = [attempt.context, spec.fn, args, kwargs]
+                outcome = step_task.call(command.op, context, self._call_with, given, {})
+        except BaseException as error:  # arguments that do not decode, or an error of the engine
+            outcome = None, contained(error)
+        if outcome is None:
+            self._step_task = None
+            assert attempt.task is not None
+            attempt.launched(attempt.task)
+        else:
+            attempt.task = None
+            attempt.ended(*outcome)
 
     def _fall_back(
         self, args: list[Any], kwargs: dict[str, Any], attempt: Attempt, context: Context
@@ -504,6 +583,9 @@ class StepRunner:
     def close(self) -> None:
         """Close the pools. Threads that are still busy are left running, and processes are ended."""
         self._closed = True
+        if self._step_task is not None:
+            self._step_task.drop()
+            self._step_task = None
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.close()

@@ -56,23 +56,23 @@ class Writer:
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         # Whether what is touched is written at `resume`.
-        self._held = False
+        self.held = False
         self._retry = FIRST_RETRY
         self._drained: list[asyncio.Future[None]] = []
 
     def touch(self, source: Source) -> None:
         """Queue a source whose events are to be written."""
         self._dirty[source] = None
-        if self._scheduled is None and not self._busy and not self._held:
+        if self._scheduled is None and not self._busy and not self.held:
             self._scheduled = self._loop.call_soon(self._flush)
 
     def hold(self) -> None:
         """Let `resume`, at the end of this callback, decide when to write."""
-        self._held = True
+        self.held = True
 
     def resume(self, *, now: bool) -> None:
         """Write in the next turn of the loop, or at once. Must be the last call in a callback."""
-        self._held = False
+        self.held = False
         if not self._dirty or self._busy:
             return
         if not now:

@@ -110,6 +110,7 @@ class Orchestrator:
         writer = Writer(
             store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline, observer.probes
         )
+        runner.writer = writer
         self.payloads = Payloads(store.blobs, limits)
         self.services = Services(
             codec,
@@ -117,6 +118,7 @@ class Orchestrator:
             writer,
             runner,
             self.payloads,
+            self._started,
             self._committed,
             self.broke,
             observer.abandoned,
@@ -202,10 +204,13 @@ class Orchestrator:
 
     # --- what the writer reports ----------------------------------------------------------------------------------
 
+    def _started(self, driver: Driver) -> None:
+        # Before its first steps are called: a caller that waits for the result then hears of it from memory.
+        if driver.run_id in self._starting:
+            self.runs.move(self.runs.slot(driver.run_id), ACTIVE)
+
     def _committed(self, driver: Driver, append: Append) -> None:
         run_id, runs = driver.run_id, self.runs
-        if append.expected_next == 0 and run_id in self._starting:
-            runs.move(runs.slot(run_id), ACTIVE)
         if self.turns.lost:
             self.loader.turn_over(run_id)
         if append.admit is not None:

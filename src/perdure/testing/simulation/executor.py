@@ -31,14 +31,20 @@ class VirtualExecutor(EveryStepExecutor):
     def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
         """Wrap the coroutine of a step so that it takes virtual time."""
         self._monitor.launching(self._machine, *_attempt(context))
-        return self._wrapped(context, coro, *self._times())
+        return self._taking_time(context, lambda: coro, *self._times())
 
-    async def _wrapped(self, context: StepContext, coro: Coroutine[Any, Any, Any], before: float, after: float) -> Any:
+    async def call(self, context: StepContext, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        self._monitor.launching(self._machine, *_attempt(context))
+        return await self._taking_time(context, lambda: fn(*args, **kwargs), *self._times())
+
+    async def _taking_time(
+        self, context: StepContext, begin: Callable[[], Coroutine[Any, Any, Any]], before: float, after: float
+    ) -> Any:
         if before:
             await asyncio.sleep(before)
         self._monitor.executing(self._machine, *_attempt(context), _path(context))
         try:
-            value = await coro
+            value = await begin()
             if after:
                 await asyncio.sleep(after)
         except BaseException as error:
