@@ -88,6 +88,15 @@ async def total_on_the_loop(square: Items[int]) -> int:
     return sum([one async for one in square])
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_store_that_is_away_for_a_moment_fails_no_step_that_reads_or_writes_items(seed: int) -> None:
+    numbers = node(counting_on_the_loop, name="numbers")
+    totals: Any = node(total_on_the_loop, name="total", inputs={"square": "numbers"})
+    graph = Graph([numbers, totals], name="g", output=totals)
+    report = Simulation(seed, faults=Faults(refusals=0.4)).run(graph(n=5), programs=[graph])
+    assert report.results["run-0"].output == 10
+
+
 @pytest.mark.parametrize("on_the_loop", [True, False])
 @pytest.mark.parametrize("faults", [None, STORMY], ids=["calm", "stormy"])
 def test_a_map_over_items_survives_a_crash_at_every_commit(on_the_loop: bool, faults: Faults | None) -> None:

@@ -624,7 +624,10 @@ class Driver:
 
         def given(values: Mapping[str, Raw]) -> None:
             for blob, value in values.items():
-                self.replay.give(blob, value, self.moment())
+                try:
+                    self.replay.give(blob, value, self.moment())
+                except NotDecodable as error:
+                    self._unreadable = error
 
         for blob in self.replay.wanted:
             self._load(f"blob {blob}", [blob], given)
@@ -635,7 +638,10 @@ class Driver:
 
         def resolve(values: Mapping[str, Raw]) -> None:
             for op in lacking:
-                self.replay.resolve(op, values)
+                try:
+                    self.replay.resolve(op, values)
+                except NotDecodable as error:
+                    self._unreadable = error
 
         if lacking:
             blobs = {blob for command in lacking.values() for _, blob in command.references}

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import aclosing, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Raw
 
 from perdure.engine.streams import TURN_SECONDS
-from perdure.errors import Corrupt, PayloadTooLarge, StepCancelled, UsageError
+from perdure.errors import Corrupt, PayloadTooLarge, StepCancelled, StoreUnavailable, UsageError
 from perdure.kernel.chunks import ChunkInput
 from perdure.kernel.commands import RunStep
 from perdure.kernel.values.arguments import names_of
@@ -42,6 +43,8 @@ T = TypeVar("T")
 PAYLOAD = 2 * 1024 * 1024
 # How long a connection may take to be closed.
 LAST_SECONDS = 5.0
+# How often a step reads or writes items while the store cannot be used, and how long it waits in between.
+TRIES, FIRST_RETRY, LAST_RETRY = 12, 0.05, 2.0
 # No limit: a chunk has its items in memory.
 FAR = 1 << 62
 
@@ -93,16 +96,26 @@ class ItemBlobs:
         """The bytes of a blob. Raises Corrupt if it is missing."""
         return _found(blob, await self._blobs.get(blob))
 
+    async def patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a read or a write in a step, which does not fail by a store that is away for a moment."""
+        wait = FIRST_RETRY
+        for _ in range(TRIES - 1):
+            with suppress(StoreUnavailable):
+                return await work()
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LAST_RETRY)
+        return await work()
+
     async def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
         """The elements of parts, read one part at a time; the event loop is free in between."""
         for part in parts:
-            for item in elements(part, await self.load(part.blob)):
+            for item in elements(part, await self.patiently(partial(self.load, part.blob))):
                 yield item
 
     def read(self, blob: str) -> bytes:
         """As `load`, for code that cannot await; blocks the thread."""
         if not self._on_loop():
-            return self.wait(self.load(blob))
+            return self.wait(self.patiently(partial(self.load, blob)))
         # A step that blocks the event loop: read the store in another thread, unless it replies at once.
         with suppress(_Waits):
             return _at_once(self.load(blob))
@@ -259,7 +272,7 @@ class ItemWriter:
         self._items, self._size = [], 0
         if self._of is not Any:
             self._decode(data)  # what does not fit the annotation fails the step
-        self._parts.append(Part(await self._blobs.put(data), count))
+        self._parts.append(Part(await self._blobs.patiently(partial(self._blobs.put, data)), count))
 
     async def finish(self) -> Items[Any]:
         """Write the rest; gives the items."""

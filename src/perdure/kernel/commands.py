@@ -90,6 +90,8 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     # Arguments that are in blobs: their positions in `inputs`, where they are null, and the ids of the blobs. They are
     # loaded when the step is about to begin.
     references: tuple[tuple[int, str], ...] = ()
+    # Which of these blobs other code recorded, with what raises NotDecodable if the step cannot take the value.
+    unread: tuple[tuple[str, Callable[[Raw], object]], ...] = ()
 
 
 class LoadValue(msgspec.Struct, frozen=True, gc=False):

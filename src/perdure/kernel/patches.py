@@ -102,6 +102,10 @@ class PatchHistory:
         """Whether the journal holds the beginning of an op."""
         return self._path + op in self.begun
 
+    def whole(self, op: str) -> str:
+        """The path of an op in the run."""
+        return self._path + op
+
     @property
     def completed(self) -> bool:
         """Whether the journal says that this execution has completed."""

@@ -353,10 +353,12 @@ class Replay:
                 self._add_commands(execution.loaded(blob, value, at), path, rules, at)
 
     def resolve(self, op: str, values: Mapping[str, Raw]) -> None:
-        """Put the arguments of a step that has not begun in place."""
+        """Put the arguments of a step that has not begun in place. Raises NotDecodable for what it cannot take."""
         for commands in (self.pending, self.held):
             command = commands.get(op)
             if isinstance(command, RunStep) and command.references:
+                for blob, read in command.unread:
+                    read(values[blob])
                 commands[op] = loaded_call(command, values)
                 if command.spec.queue or command.spec.record_inputs:
                     self.bulky[op] = None

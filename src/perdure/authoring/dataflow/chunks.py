@@ -18,6 +18,8 @@ from perdure.kernel.values.codec import Codec
 class ChunkExecution(DataflowExecution):
     """The items of a chunk: a plan of the one node that is mapped, from its turn on."""
 
+    _is_chunk = True
+
     def __init__(self, of: Plan, node: Node, turn: int, started: RunStarted, codec: Codec, past: PatchHistory) -> None:
         chunk = msgspec.json.decode(started.input, type=ChunkInput)
         arguments = tuple(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.changes import explain
-from perdure.authoring.dataflow.lists import LongLists
-from perdure.authoring.dataflow.maps import ChunkMap, ItemMap, chunk_size, columns_of, most_failures, window_of
+from perdure.authoring.dataflow.lists import LongLists, Reader, Readers, Unread
+from perdure.authoring.dataflow.maps import ChunkMap, Column, ItemMap, chunk_size, columns_of, most_failures, window_of
 from perdure.authoring.dataflow.plan import (
     STATUS,
     Absent,
@@ -52,7 +52,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.batches import ROW, failed_row
-from perdure.kernel.chunks import DRAIN, MapShape
+from perdure.kernel.chunks import DRAIN, ChunkInput, MapShape
 from perdure.kernel.commands import (
     UNDECODED,
     CancelOp,
@@ -87,7 +87,7 @@ from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
-from perdure.kernel.values.items import REFERENCE, Part, has_references, is_items, parts_of
+from perdure.kernel.values.items import Part, has_references, is_items, parts_of
 from perdure.kernel.values.raised import pressed
 from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
@@ -131,6 +131,8 @@ class DataflowExecution:
     # Nodes that failed in this round, and others run instead of. Of the class until there is one: few programs have
     # any.
     _caught: frozenset[int] = frozenset()
+    # Whether it is a chunk of a map, of which the map is recorded elsewhere.
+    _is_chunk = False
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class DataflowExecution:
         self._open: dict[str, int] = {}
         self._running = 0
         # By blob: outcomes whose values are being loaded, and values that the result needs.
-        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value | LongLists]] | None = None
+        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value | LongLists | Unread]] | None = None
         # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
         self._passed_on: Sequence[bool] = ()
         self._maps: dict[int, ItemMap | ChunkMap] = {}
@@ -218,6 +220,12 @@ class DataflowExecution:
                 self._at = at
                 self._part_loaded(awaited, bytes(value))
                 self._take_turns()
+            elif isinstance(awaited, Unread):
+                self._at = at
+                awaited.read(blob, bytes(value))
+                if not awaited.left and not self._stopping:
+                    awaited.then()
+                    self._take_turns()
             else:
                 commands += self.advance(msgspec.structs.replace(awaited, value=value, blob=""), at)
         if not self._finished:
@@ -297,7 +305,7 @@ class DataflowExecution:
         self._load(event.op, event.blob, event)
         return True
 
-    def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value | LongLists) -> None:
+    def _load(self, op: str, blob: str, of: StepSucceeded | ChildFinished | Value | LongLists | Unread) -> None:
         if self._awaited is None:
             self._awaited = {}
         self._awaited.setdefault(blob, []).append(of)
@@ -641,12 +649,31 @@ class DataflowExecution:
         self, number: int, node: Node, op: str, arguments: dict[str, Value], given: dict[str, Value] | None = None
     ) -> None:
         """Command a step or a child, which is `given` its arguments with lists in place of references to items."""
-        if self._past.begun:
-            self._check_recorded(node, op, arguments)
+        if self._past.begun and not self._past.began(op):
+            if node.mapped is not None:
+                self._check_item(node, op, arguments)
+            else:
+
+                def command(unread: Readers) -> None:
+                    self._command(number, node, op, arguments, given, unread)
+
+                self._with_readable(number, op, node.arguments, arguments, command)
+                return
+        self._command(number, node, op, arguments, given)
+
+    def _command(
+        self,
+        number: int,
+        node: Node,
+        op: str,
+        arguments: dict[str, Value],
+        given: dict[str, Value] | None,
+        unread: Readers = (),
+    ) -> None:
         self._open[op] = number
         self._running += 1
         if node.program is None:
-            self._commands.append(self._run_step(node, op, arguments))
+            self._commands.append(self._run_step(node, op, arguments, unread))
             return
         rows, named = node.mapped is not None and node.mapped.rows, node.program.by_name
         self._commands.append(
@@ -664,24 +691,94 @@ class DataflowExecution:
             )
         )
 
-    def _check_recorded(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
-        """Raise NotDecodable where a new op cannot read a value that was recorded before the code changed."""
-        if self._past.began(op):
-            return
-        for one in node.arguments:
-            source, value = one.source, arguments.get(one.name)
-            if (
-                value is not None
-                and value.data
-                and one.type is not Any
-                and isinstance(source, Output)
-                and self._past.began(self._op(source.node))
-                and not value.data.startswith(REFERENCE)
-                and not (node.mapped is not None and one.name in node.mapped.over)
-            ):
-                self._codec.decode(value.data, one.type, f"the argument {one.name} of {op}")
+    # --- what other code recorded -----------------------------------------------------------------------------------
 
-    def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
+    def _with_readable(
+        self,
+        number: int,
+        op: str,
+        of: Iterable[Argument],
+        arguments: Mapping[str, Value],
+        then: Callable[[Readers], None],
+    ) -> None:
+        """Continue with a new op. Raises NotDecodable if it cannot read what was recorded before the code changed.
+
+        Of a long list, the first part is loaded for that. A value in a blob is read when the op begins.
+        """
+        parts: dict[str, list[Reader]] = {}
+        unread: list[tuple[str, Reader]] = []
+        for one in of:
+            value = arguments.get(one.name)
+            if value is None or one.type is Any or (origin := self._origin(one.source, number, op)) is None:
+                continue
+            reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin)
+            first = next(iter(parts_of(value.data) or ()), None)
+            if not value.data:
+                unread.append((value.blob, reader))
+            elif first is not None:
+                parts.setdefault(first.blob, []).append(reader.of_part(first))
+            elif not has_references(value.data):
+                reader.read(value.data)
+        if not parts:
+            then(tuple(unread))
+            return
+        self._status[number] = OPEN
+        awaited = Unread(parts, lambda: then(tuple(unread)))
+        for blob in parts:
+            self._load(op, blob, awaited)
+
+    def _check_readable(self, number: int, op: str, of: Iterable[Argument], arguments: Mapping[str, Value]) -> None:
+        """As `_with_readable`, for what decides: its values are here."""
+        if self._past.begun:
+            self._with_readable(number, op, of, arguments, lambda unread: None)
+
+    def _check_item(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
+        """Raise NotDecodable where a new item, of a map that had begun before the code changed, cannot be read."""
+        assert node.mapped is not None
+        at = op[: op.rindex("[")]
+        if self._decision(at) is None and not self._is_chunk:
+            return  # all of them were read when the map began
+        for one in node.arguments:
+            value = arguments.get(one.name)
+            type = one.type
+            if one.name in node.mapped.over:
+                type = (get_args(type) or (Any,))[0]
+            if value is not None and value.data and type is not Any and not has_references(value.data):
+                Reader(self._codec, type, f"the argument {one.name} of {op}", self._past.whole(op)).read(value.data)
+
+    def _origin(self, source: Source, number: int, op: str) -> str | None:
+        """Where a value was recorded before this code began to advance the run; None for one that this code made.
+
+        `number` takes it for an op. An input has no op of its own: that of its reader stands for it.
+        """
+        if isinstance(source, Output | Carried):
+            made = (source,) if isinstance(source, Output) else self._plan.slots[source.slot].producers
+            for output in made:
+                node = self._plan.nodes[output.node]
+                turn = max(0, self._turns[output.node] - 1 - (output.node == number))
+                before = self._op_of(node, turn)
+                if self._past.began(before) or self._past.decided(before) is not None:
+                    return self._past.whole(before)
+                if node.question is not None and node.outputs[0] in self._input:
+                    return self._past.whole(op)
+            return None
+        if isinstance(source, Input):
+            return self._past.whole(op)
+        if isinstance(source, Collect):
+            return next((found for one in source.parts if (found := self._origin(one, number, op)) is not None), None)
+        if isinstance(source, FirstOf):
+            part = next((one for one in source.parts if self._has_value(one)), None)
+            return None if part is None else self._origin(part, number, op)
+        return None
+
+    def _has_value(self, source: Source) -> bool:
+        if isinstance(source, Output):
+            return self._status[source.node] == DONE
+        if isinstance(source, Input):
+            return source.name in self._input
+        return self._carry[source.slot] is not None if isinstance(source, Carried) else True
+
+    def _run_step(self, node: Node, op: str, arguments: dict[str, Value], unread: Readers) -> RunStep:
         spec = node.spec
         assert spec is not None
         values = list(arguments.values())
@@ -707,7 +804,9 @@ class DataflowExecution:
         else:
             text = record(arguments)
         patches = dict(self.patches) if spec.queue and self.patches else None
-        return RunStep(op, spec, data, text, given, keywords, node.where, patches=patches, references=references)
+        return RunStep(
+            op, spec, data, text, given, keywords, node.where, patches=patches, references=references, unread=unread
+        )
 
     def _decide(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         gate = node.gate
@@ -722,6 +821,7 @@ class DataflowExecution:
                 what = f"the decision of {op}"
                 raise NotDecodable(what, "a target of the gate", f"it chose {gone!r}, which is no target any more")
         else:
+            self._check_readable(number, op, node.arguments, arguments)
             try:
                 assert node.function is not None
                 chosen = list(gate.choose(node.function(**self._decoded(node.arguments, arguments, op))))
@@ -739,6 +839,7 @@ class DataflowExecution:
         """Whether the condition of a node holds; if not, the node is skipped."""
         known = self._decision(op)
         if known is None and not self._past.began(op):
+            self._check_readable(number, op, when.arguments, arguments)
             try:
                 holds = when.call(**self._decoded(when.arguments, arguments, op))
                 if not isinstance(holds, bool):
@@ -821,6 +922,8 @@ class DataflowExecution:
             self._done(number, self._input[node.outputs[0]])  # answered before it is asked
             return
         request = NULL
+        if not self._past.began(op):
+            self._check_readable(number, op, node.arguments, arguments)
         try:
             if question.shows is not None:
                 request = Raw(arguments[question.shows].data)
@@ -917,6 +1020,26 @@ class DataflowExecution:
         except UsageError as error:
             self._failed(number, self._described(error))
             return
+
+        def begin(unread: Readers = ()) -> None:
+            self._begin_map(number, node, op, arguments, columns, recorded)
+
+        if known is None and self._past.begun:
+            self._with_readable(number, op, node.arguments, arguments, begin)
+        else:
+            begin()
+
+    def _begin_map(
+        self,
+        number: int,
+        node: Node,
+        op: str,
+        arguments: dict[str, Value],
+        columns: dict[str, Column],
+        recorded: MapShape | None,
+    ) -> None:
+        mapped = node.mapped
+        assert mapped is not None
         count = next(iter(columns.values())).length
         size = chunk_size(mapped, columns, count, recorded)
         window, most = window_of(node), most_failures(mapped, count)
@@ -937,6 +1060,8 @@ class DataflowExecution:
         node, under_way = self._plan.nodes[number], self._maps[number]
         if isinstance(under_way, ChunkMap):
             for command in under_way.begin(node, self.patches, self._past.began):
+                if self._past.begun and not self._past.began(command.op):
+                    self._check_chunk(node, command)
                 self._open[command.op] = number
                 self._running += 1
                 self._commands.append(command)
@@ -955,6 +1080,20 @@ class DataflowExecution:
         else:
             self._items_done(number, under_way)
 
+    def _check_chunk(self, node: Node, command: RunStep) -> None:
+        """Raise NotDecodable where the items of a new chunk, of a map that had begun before the code changed, are lost.
+
+        Those in blobs are read by the chunk.
+        """
+        if self._decision(command.op[: command.op.rindex("[")]) is None:
+            return
+        given = msgspec.json.decode(command.inputs, type=ChunkInput)
+        for one in node.arguments:
+            value = given.over.get(one.name, given.arguments.get(one.name))
+            if value is not None and one.type is not Any and not has_references(bytes(value)):
+                what = f"the argument {one.name} of {command.op}"
+                Reader(self._codec, one.type, what, self._past.whole(command.op)).read(bytes(value))
+
     def _items_done(self, number: int, items: ItemMap) -> None:
         mapped = self._plan.nodes[number].mapped
         assert mapped is not None
@@ -971,9 +1110,10 @@ class DataflowExecution:
             return
         index = under_way.ended(op, value)
         if value is not None and mapped.until is not None and index < under_way.end:
+            returns = self._plan.nodes[number].returns
+            found = Reader(self._codec, returns, f"the result of {op}", self._past.whole(op)).read(value.data)
             try:
-                returns = self._plan.nodes[number].returns
-                if mapped.until(self._codec.decode(value.data, returns, f"the result of {op}")):
+                if mapped.until(found):
                     self._end_early(under_way, index + 1)
             except BaseException as error:
                 under_way.failure = under_way.failure or self._described(error)

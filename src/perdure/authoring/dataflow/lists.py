@@ -1,10 +1,16 @@
-"""Long lists that are decoded in the orchestrator: their parts are loaded one after the other, up to the limit."""
+"""Values in blobs that are decoded in the orchestrator: long lists, part by part, and what other code recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias, get_args
+
+import msgspec
+from msgspec import Raw
 
 from perdure.authoring.dataflow.values import Value
+from perdure.errors import NotDecodable
+from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import Part, elements_of
 
 
@@ -41,3 +47,51 @@ class LongLists:
             del self._lists[self.name]
             self._found, self.name = [], next(iter(self._lists), self.name)
         return size
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Reads a recorded value as the code of now takes it. `op` is what an error is about."""
+
+    codec: Codec
+    type: Any
+    what: str
+    op: str
+    # Of a long list: the part that is read.
+    part: Part | None = None
+
+    def of_part(self, part: Part) -> Reader:
+        """The same for a part of the list."""
+        of = (get_args(self.type) or (Any,))[0]
+        return msgspec.structs.replace(self, type=list[of], part=part)  # type: ignore[valid-type]
+
+    def __call__(self, data: bytes | Raw) -> Any:
+        """Read it."""
+        return self.read(bytes(data))
+
+    def read(self, data: bytes) -> Any:
+        """The value. Raises NotDecodable if the code cannot read it."""
+        data = data if self.part is None else b"[%b]" % elements_of(self.part, data)
+        try:
+            return self.codec.decode(data, self.type, self.what)
+        except NotDecodable as error:
+            error.op = self.op
+            raise
+
+
+# Values that are read when a step begins, by blob.
+Readers: TypeAlias = tuple[tuple[str, Reader], ...]
+
+
+class Unread:
+    """Parts of long lists that have to be read before an op begins."""
+
+    __slots__ = ("left", "then")
+
+    def __init__(self, left: dict[str, list[Reader]], then: Callable[[], None]) -> None:
+        # By blob: those that are not loaded yet.
+        self.left, self.then = left, then
+
+    def read(self, blob: str, data: bytes) -> None:
+        """Read the values in a blob. Raises NotDecodable if the code cannot."""
+        for reader in self.left.pop(blob):
+            reader.read(data)

@@ -330,7 +330,7 @@ def loaded_call(command: RunStep, values: Mapping[str, Raw]) -> RunStep:
     given = _values(command.inputs)
     for position, blob in command.references:
         given[position] = values[blob]
-    return msgspec.structs.replace(command, inputs=msgspec.json.encode(given), references=())
+    return msgspec.structs.replace(command, inputs=msgspec.json.encode(given), references=(), unread=())
 
 
 def former_hash(command: RunStep | StartChild) -> str:
