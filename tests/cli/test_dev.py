@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
+from perdure import Engine
+from perdure.cli.dev import listening
+from perdure.cli.dev_process import served
+from perdure.cli.exits import Problem
 from tests.cli.conftest import Cli
 from tests.patience import PATIENCE
 from tests.processes import is_alive
@@ -201,7 +207,9 @@ def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--store", "memory://"], "would not survive an edit"),
-        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8500"),
+        (["--host", "192.0.2.1"], "make a token first: perdure token new"),
+        (["--host", "0.0.0.0"], "make a token first: perdure token new"),
+        (["--host", "::"], "make a token first: perdure token new"),
         (["--store", "sqlite:///no/such/folder/dev.db"], "no/such/folder"),
     ],
 )
@@ -209,3 +217,25 @@ def test_what_cannot_be_developed_is_refused(cli: Cli, options: list[str], said:
     port = [] if "--host" in options else ["--port", "0"]
     ended = cli("dev", "flows.py", "--no-open", *options, *port)
     assert (ended.code, said in ended.err) == (2, True), ended.err
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Problem, match=f"cannot listen on 127.0.0.1:{port}"):
+            listening("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "named", "status"),
+    [("127.0.0.1", "localhost", 200), ("0.0.0.0", "localhost", 401), ("::", "10.0.0.7", 401)],
+)
+async def test_callers_need_a_token_where_other_machines_reach_the_server(host: str, named: str, status: int) -> None:
+    async with Engine("memory://", []) as engine:
+        token = (await engine._credentials.issue("token", "ann", may=["read"])).text
+        transport = httpx.ASGITransport(served(engine, host))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{named}/api/v1/") as http:
+            assert (await http.get("runs")).status_code == status
+            assert (await http.get("runs", headers={"Authorization": f"Bearer {token}"})).status_code == 200
+            elsewhere = await http.get("runs", headers={"Host": "evil.test", "Authorization": f"Bearer {token}"})
+            assert elsewhere.status_code in (403, 421)

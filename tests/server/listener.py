@@ -39,6 +39,7 @@ class Listener:
             "query_string": self._query.encode(),
             "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in self._headers.items()],
             "server": ("localhost", 80),
+            "client": ("127.0.0.1", 4711),
         }
         self._task = asyncio.create_task(self._app(scope, self._receive, self._send))
         return self

@@ -41,6 +41,11 @@ async def order(amount: int) -> Any:
 
 
 @workflow
+async def signed() -> Any:
+    return await approval("sign", approvers=["ann"])
+
+
+@workflow
 async def quick(amount: int) -> int:
     return await charge(amount)
 
@@ -122,6 +127,7 @@ async def with_graph(amount: int) -> Any:
 
 PROGRAMS: list[Program] = [
     order,
+    signed,
     quick,
     long_text,
     waits,

@@ -176,6 +176,7 @@ async def test_a_server_of_its_own_knows_its_names_and_addresses(engine: Engine,
         ({"Host": "localhost", "X-Forwarded-Host": "shop.example"}, 403),
         ({"Host": "localhost", "Forwarded": "for=1.2.3.4"}, 403),
         ({"Host": "localhost", "Via": "1.1 proxy"}, 403),
+        ({"Host": "[::ffff:127.0.0.1]:80"}, 200),
     ],
 )
 async def test_without_access_only_this_machine_is_served(engine: Engine, headers: dict[str, str], status: int) -> None:
@@ -187,6 +188,58 @@ async def test_without_access_only_this_machine_is_served(engine: Engine, header
             page = await http.get("../../", headers={**headers, "Accept": "text/html"})
             assert (page.status_code, "access=who" in page.text) == (403, True)
             assert page.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+# The address that a connection comes from; None: a Unix socket, behind which anybody may be.
+REMOTE = (
+    "192.0.2.7",
+    "10.0.0.7",
+    "::2",
+    "::ffff:192.0.2.7",
+    "fe80::1%eth0",
+    "testclient",
+    "localhost.evil.test",
+    "",
+    None,
+)
+
+
+@pytest.mark.parametrize("peer", REMOTE)
+@pytest.mark.parametrize("names", [None, ["flows.test"]])
+async def test_without_access_no_other_machine_is_served_whatever_host_it_names(
+    engine: Engine, peer: str | None, names: list[str] | None
+) -> None:
+    application = app(engine, hosts=names)
+    transport = httpx.ASGITransport(app=application, client=(peer, 4711) if peer is not None else None)  # type: ignore[arg-type]
+    before = engine.store.journal.commits  # type: ignore[attr-defined]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/api/v1/") as http:
+        for host in ("localhost", "127.0.0.1:8500"):
+            for route in ROUTES:
+                if not route.open:
+                    answer = await send(http, route, headers={"Host": host})
+                    assert (answer.status_code, answer.json()["code"]) == (403, "no_access"), route.path
+            for path in ("../../", "../../runs", "../../assets/app.js", "nothing"):
+                assert (await http.get(path, headers={"Host": host})).status_code == 403, path
+            assert (await http.get("health/live", headers={"Host": host})).status_code == 200
+    assert engine.store.journal.commits == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
+async def test_without_access_this_machine_is_served_by_whichever_of_its_addresses(engine: Engine, peer: str) -> None:
+    transport = httpx.ASGITransport(app=engine.asgi(), client=(peer, 4711))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/api/v1/") as http:
+        assert (await http.get("runs")).status_code == 200
+
+
+async def test_a_request_of_http_1_0_is_taken_for_that_of_a_proxy(engine: Engine) -> None:
+    """As nginx sends it if it is told nothing: with the host and the address of this machine, for anybody."""
+    flows = engine.asgi()
+
+    async def as_nginx(scope: Any, receive: Any, send: Any) -> None:
+        await flows({**scope, "http_version": "1.0"}, receive, send)
+
+    async with client_of(as_nginx) as http:
+        assert (await http.get("runs")).status_code == 403
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -357,3 +410,33 @@ def test_what_is_no_function_is_refused_when_the_application_is_made() -> None:
 
 def test_every_stream_is_left_out_of_the_matrix_only_where_it_does_not_end() -> None:
     assert {route.path for route in ROUTES if route.media == SSE and "{run}" not in route.path} == set(ENDLESS)
+
+
+# --- signing in over plain HTTP --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://flows.test", 409),
+        ("http://10.0.0.7:8500", 409),
+        ("https://flows.test", 200),
+        ("http://localhost:8500", 200),
+        ("http://127.0.0.1:8500", 200),
+        ("http://[::1]:8500", 200),
+        (None, 200),
+    ],
+)
+async def test_a_browser_that_would_drop_the_cookie_is_told_why(
+    engine: Engine, origin: str | None, status: int
+) -> None:
+    issued = await engine._credentials.issue("token", "ann", may=["read"])
+    host = (origin or BASE).partition("://")[2].partition("/")[0]
+    headers = {"Host": host, **({"Origin": origin} if origin else {})}
+    async with client_of(app(engine, access=Tokens(engine)), BASE) as http:
+        answer = await http.post("session", json={"token": issued.text}, headers=headers)
+        assert answer.status_code == status
+        assert ("set-cookie" in answer.headers) is (status == 200)
+        if status == 409:
+            assert (answer.json()["code"], "https" in answer.json()["hint"]) == ("insecure_page", True)
+    assert len(await engine._credentials.list("session")) == (status == 200)

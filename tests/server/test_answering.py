@@ -195,3 +195,23 @@ async def test_a_form_that_is_too_long_is_refused(engine: Engine, site: httpx.As
     assert refused.status_code == 413
     many = await site.post(address, data={f"f{number}": "" for number in range(2000)})
     assert many.status_code == 400
+
+
+async def test_a_browser_that_names_no_site_hides_the_origin_of_a_page_without_a_referrer(
+    engine: Engine, site: httpx.AsyncClient
+) -> None:
+    """Over plain HTTP, and in older browsers: the secret is in the address, and no cookie answers for anyone."""
+    address, run_id = await link(engine, plain())
+    page = await site.get(address)
+    assert page.headers["referrer-policy"] == "no-referrer"
+    answered = await site.post(address, content=b"decision=approve&answer=yes", headers={**FORM, "Origin": "null"})
+    assert (answered.status_code, "Thank you" in answered.text) == (200, True)
+    assert (await engine.get(run_id)).output == "yes"  # type: ignore[union-attr]
+
+
+async def test_a_link_of_which_another_site_knows_is_answered_by_no_form_of_it(
+    engine: Engine, site: httpx.AsyncClient
+) -> None:
+    address, _ = await link(engine, plain())
+    hostile = {**FORM, "Origin": "null", "Sec-Fetch-Site": "cross-site"}
+    assert (await site.post(address, content=b"decision=approve", headers=hostile)).status_code == 403

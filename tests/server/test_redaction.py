@@ -267,3 +267,57 @@ async def test_settings_say_what_is_redacted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PERDURE_REDACT", "a.b")
     with pytest.raises(InvalidSettings, match="redact"):
         _ = Engine.from_config(programs=[inner])
+
+
+GUESSES = [
+    *(f"input.order.card.number={NUMBER}", f"input.password={PASSWORD}", f"output.card={NUMBER}", f"error={NUMBER}"),
+    f"error=password='{PASSWORD[:9]}",
+]
+
+
+async def test_neither_a_cursor_nor_a_bulk_action_confirms_a_guess(engine: Engine) -> None:
+    """Each would tell whether a hidden run matches: by its id, by the next page, or by how many runs there were."""
+    runs = await ended(engine)
+    _ = await engine.start(pay(GIVEN, PASSWORD), id="tagged", tags={"pin": CANARY, "shown": "yes"})
+    tagged = {"pin": CANARY}
+    async with client_of(engine.asgi()) as http:
+        for limit in (1, 2, 100):
+            for query in [*({"q": q} for q in GUESSES), {"tag": f"pin:{CANARY}"}]:
+                page = (await http.get("runs", params={**query, "limit": limit})).json()
+                assert (page["runs"], page["next"]) == ([], None), query
+        for what in [*({"q": q} for q in GUESSES), {"tags": tagged}, {"tags": tagged, "q": GUESSES[0]}]:
+            for status in ([], ["completed"], ["failed"], ["waiting", "completed", "failed", "cancelled"]):
+                asked = {"action": "cancel", "filter": {"status": status, **what}, "dry_run": True}
+                tried = (await http.post("bulk", json=asked)).json()
+                assert (tried["ids"], tried["more"], tried["failures"]) == ([], False, []), what
+            begun = (await http.post("bulk", json={"action": "cancel", "filter": what})).json()
+            _ = await engine.handle(begun["id"]).result()
+            found = (await http.get(f"bulk/{begun['id']}")).json()
+            assert (found["done"], found["skipped"], found["failed"]) == (0, 0, 0), what
+        # What is shown is found, with pages that go on.
+        (shown,) = (await http.get("runs", params={"tag": "shown:yes", "root": "true"})).json()["runs"]
+        assert shown["tags"] == {"pin": "[redacted]", "shown": "yes"}
+        query: dict[str, Any] = {"q": "input.order.name=ann", "root": "true", "limit": 2}
+        ids: list[str] = []
+        while True:
+            page = (await http.get("runs", params=query)).json()
+            ids += [run["id"] for run in page["runs"]]
+            if page["next"] is None:
+                break
+            query["cursor"] = page["next"]
+        assert ids == sorted(ids, key=ids.index)
+        assert sorted(ids) == ["asks", "cancelled", "failed", "fork", "paid", "tagged"]
+        asked = {"action": "cancel", "filter": {"q": "input.order.name=ann"}, "dry_run": True}
+        assert runs["asks"] in (await http.post("bulk", json=asked)).json()["ids"]
+
+
+async def test_the_difference_of_two_runs_confirms_no_guess() -> None:
+    async with Engine("memory://", [inner], redact=REDACT) as engine:
+        known = [
+            await engine.run(inner(Order(name, Card(number, PIN))), id=f"{name} {number}")
+            for name, number in (("ann", NUMBER), ("ann", "canary-guess"), ("bob", NUMBER))
+        ]
+        async with client_of(engine.asgi()) as http:
+            same, other, name = [(await http.get(f"runs/{known[0].run_id}/diff/{run.run_id}")).json() for run in known]
+    assert [op["changes"] for op in same["ops"]] == [op["changes"] for op in other["ops"]]
+    assert (same["first"], other["first"], name["first"]) == (None, None, "input")

@@ -6,8 +6,10 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import httpx2 as httpx
+import msgspec
 
 from perdure import Engine
+from perdure.kernel.events import SignalReceived
 from tests.patience import PATIENCE
 from tests.server.programs import quick
 
@@ -66,3 +68,39 @@ async def test_ticks_of_the_past_are_filled_in(http: httpx.AsyncClient) -> None:
 async def test_a_schedule_that_can_never_fire_is_refused(http: httpx.AsyncClient) -> None:
     wrong = await http.put("schedules/s", json={**NIGHTLY, "cron": "0 0 30 2 *"})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_request")
+
+
+async def test_a_backfill_that_is_sent_again_counts_once(engine: Engine, http: httpx.AsyncClient) -> None:
+    _ = await http.put("schedules/s", json={**NIGHTLY, "cron": None, "every": 3600, "overlap": "allow"})
+    end = datetime.now(UTC)
+    times = {"start": (end - timedelta(hours=3)).isoformat(), "end": end.isoformat()}
+    key = {"Idempotency-Key": "past"}
+    told = [(await http.post("schedules/s/backfill", json=times, headers=key)).json() for _ in range(2)]
+    assert [one["duplicate"] for one in told] == [False, True]
+    assert told[0]["ids"] == told[1]["ids"]
+    # The same key for another action is another message.
+    fired = [(await http.post("schedules/s/trigger", headers=key)).json() for _ in range(2)]
+    assert [one["duplicate"] for one in fired] == [False, True]
+    assert (await http.post("schedules/s/trigger")).json()["duplicate"] is False
+    (row,) = await engine.list(program="perdure.schedule")
+    sent = [one.event for one in await engine.journal(row.id) if isinstance(one.event, SignalReceived)]
+    controls = [msgspec.json.decode(one.payload) for one in sent]
+    assert [one["type"] for one in controls] == ["Backfill", "Trigger", "Trigger"]
+
+
+async def test_who_changes_a_schedule_is_in_its_journal(engine: Engine, http: httpx.AsyncClient) -> None:
+    _ = await http.put("schedules/s", json={**NIGHTLY, "pause": True})
+    (row,) = await engine.list(program="perdure.schedule")
+    end = datetime.now(UTC)
+    times = {"start": (end - timedelta(days=2)).isoformat(), "end": end.isoformat()}
+    for what, body in (("pause", {"reason": "x"}), ("resume", {}), ("trigger", {}), ("backfill", times)):
+        assert (await http.post(f"schedules/s/{what}", json=body)).status_code == 200
+    _ = await http.put("schedules/s", json={**NIGHTLY, "cron": "0 5 * * *"})
+    sent = [one.event for one in await engine.journal(row.id) if isinstance(one.event, SignalReceived)]
+    controls = [msgspec.json.decode(one.payload) for one in sent]
+    assert [(one["type"], one["by"]) for one in controls] == [
+        (name, "local") for name in ("Pause", "Resume", "Trigger", "Backfill", "Change")
+    ]
+    assert row.tags["by"] == "local"
+    _ = await http.delete("schedules/s")
+    assert (await engine.get(row.id)).reason == "the schedule was deleted by local"  # type: ignore[union-attr]

@@ -132,17 +132,25 @@ class ScheduleHandle:
     id: str
     def view(self) -> ScheduleView:
         """The schedule as it is now."""
-    def pause(self, reason: str | None = None) -> None:
-        """Fire no tick until it is resumed. Runs that have been started continue."""
-    def resume(self) -> None:
+    def pause(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """Fire no tick until it is resumed. Runs that have been started continue. `by` is who asks for it."""
+    def resume(self, *, by: str | None = None) -> None:
         """Fire again, from the next tick; the ticks of the pause are not caught up."""
-    def trigger(self, trigger_id: str | None = None) -> str:
+    def trigger(self, trigger_id: str | None = None, *, by: str | None = None) -> str:
         """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
+    def trigger_once(self, trigger_id: str | None, by: str | None) -> tuple[str, bool]:
+        """As `trigger`, and whether it was a duplicate."""
     def next(self, count: int = 10) -> Sequence[datetime]:
         """The next `count` times at which the schedule fires, with jitter, if it is not paused."""
-    def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
+    def backfill(
+        self, start: datetime, end: datetime, backfill_id: str | None = None, *, by: str | None = None
+    ) -> Sequence[str]:
         """Fire the ticks from `start` until before `end` as if they were due now; returns the ids of their runs."""
-    def delete(self) -> None:
+    def backfill_once(
+        self, start: datetime, end: datetime, backfill_id: str | None, by: str | None
+    ) -> tuple[Sequence[str], bool]:
+        """As `backfill`, and whether it was a duplicate."""
+    def delete(self, *, by: str | None = None) -> None:
         """End the schedule. Runs that it has started continue; ticks that wait in line are dropped."""
 
 class Client:

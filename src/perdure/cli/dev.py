@@ -77,7 +77,31 @@ def dev(
         raise Problem("perdure dev needs a POSIX system; elsewhere use `perdure worker` beside `perdure serve`")
     if store.startswith("memory:"):
         raise Problem("a store in memory would not survive an edit; use a file: --store sqlite:///dev.db")
-    return asyncio.run(_Developing(DevConfig(module, store, host, port, open)).run())
+    return asyncio.run(_develop(DevConfig(module, store, host, port, open)))
+
+
+async def _develop(config: DevConfig) -> int:
+    from perdure.server.guards import is_loopback
+
+    if not is_loopback(config.host):
+        await _check_tokens(config)
+    return await _Developing(config).run()
+
+
+async def _check_tokens(config: DevConfig) -> None:
+    """Raise UsageError unless the store has a token: others than this machine reach the host."""
+    from perdure.client.client import Client
+    from perdure.server.serve import takes_tokens
+    from perdure.stores.open import open_store
+
+    store = open_store(config.store)
+    # It is created where it is missing, as it is for the code: a token can be made then.
+    await store.open(migrate=True)
+    try:
+        async with Client(store) as client:
+            _ = await takes_tokens(client, config.host)
+    finally:
+        await store.close()
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -297,7 +321,7 @@ class _Developing:
         from perdure.cli.dev_messages import Broken, Go, Serving, Take
 
         self._since, self._current = datetime.now(UTC), process
-        process.channel.send(Go(self._listener.fileno(), self._state(status, problem, checked)))
+        process.channel.send(Go(self._listener.fileno(), self._config.host, self._state(status, problem, checked)))
         answer = await process.channel.receive()
         if not isinstance(answer, Serving):
             process.left.set()

@@ -36,9 +36,13 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Execute runs, and serve the dashboard on the socket with this number. A module that is broken executes none."""
+    """Execute runs, and serve the dashboard on the socket with this number. A module that is broken executes none.
+
+    `host` is the address of the socket: where others reach it, callers need a token.
+    """
 
     listener: int
+    host: str
     state: DevState
 
 

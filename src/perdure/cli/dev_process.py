@@ -27,10 +27,12 @@ from perdure.errors import PerdureError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
-from perdure.server.application import app
+from perdure.server.application import Server, app
 from perdure.server.development import Development
+from perdure.server.guards import is_loopback
 from perdure.server.shapes import DevState
 from perdure.server.streams import StreamLimits, Streams
+from perdure.server.tokens import Tokens
 from perdure.stored import StoredPrograms
 from perdure.stores.open import open_store
 
@@ -107,7 +109,7 @@ def _files(before: set[str], module: str) -> list[str]:
 async def _serve(channel: Channel, go: Go, target: Target | None, store: str) -> None:
     """Execute runs and answer requests until told to stop, or until the other process is gone."""
     async with _opened(target, store) as client:
-        application = app(client)
+        application = served(client, go.host)
         service = application.service
         service.streams = Streams(StreamLimits(retry_ms=RETRY_MS))
         service.development = Development(go.state, service.changes, lambda: channel.send(Take()))
@@ -128,6 +130,13 @@ async def _serve(channel: Channel, go: Go, target: Target | None, store: str) ->
             service.development.show(state)
         server.should_exit = True
         await serving
+
+
+def served(client: Client, host: str) -> Server:
+    """The application for an address: this machine needs no token, others do."""
+    if is_loopback(host):
+        return app(client)
+    return app(client, access=Tokens(client), hosts={host, socket.gethostname()})
 
 
 class _Server(uvicorn.Server):

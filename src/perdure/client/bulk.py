@@ -119,7 +119,7 @@ class Bulk:
         matching = await self._queries.filter(what, cast("RunFilters", {"status": status, **given}))
         while True:
             want = min(AT_ONCE, limit - len(items))
-            rows, cursor = await self.page(matching, cursor, want, latest)
+            rows, cursor = await self.page(matching, cursor, want, latest=latest)
             page = [row.run_id for row in rows]
             items += await self.act_on(page, act, len(items), dry_run)
             lost = any(isinstance(item.error, StoreUnavailable) for item in items[-len(page) :] if page)
@@ -154,15 +154,22 @@ class Bulk:
         matching: RunFilter,
         cursor: str | None,
         want: int,
+        *,
         latest: bool,
+        only: Callable[[RunRow], bool] = lambda row: True,
     ) -> tuple[list[RunRow], str | None]:
-        """The next matching runs, and the cursor after them; None at the end."""
+        """The next matching runs, and the cursor after them; None at the end.
+
+        Of those that match, `only` these: the cursor says nothing about the others.
+        """
         page: list[RunRow] = []
         while True:
             filter = replace(matching, limit=AT_ONCE, cursor=cursor)
             found = await self._base.store.runs.list(filter)
             for run, _ in found:
                 cursor = run.run_id
+                if not only(run):
+                    continue
                 if await self._goes_with_its_root(run, matching) or (latest and not await self._is_latest(run)):
                     continue
                 page.append(run)

@@ -18,9 +18,11 @@ from perdure.client.queries import Queries, RunFilters
 from perdure.client.starts import Start, Starts
 from perdure.errors import NoSuchRun, UsageError
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import BULK, check_name
+from perdure.kernel.ids import BUILT_IN, BULK, REMOTE, check_name
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.redact import redacted_row
+from perdure.kernel.values.redaction import Redaction
 
 # How many failures are kept, each with its run.
 FAILURES = 1000
@@ -61,7 +63,8 @@ class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
 class BulkRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is done to which runs: to `ids`, or to those that match the filters.
 
-    `programs`: only to runs of these. `by` is who asked for it.
+    `programs`: only to runs of these. `by` is who asked for it, and `redact` what they do not see of values: their
+    filters do not find it.
     """
 
     action: Action
@@ -73,6 +76,7 @@ class BulkRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     signal_id: str | None = None
     by: str | None = None
     programs: tuple[str, ...] | None = None
+    redact: tuple[str, ...] = ()
 
 
 class Selected(msgspec.Struct, frozen=True):
@@ -131,9 +135,15 @@ class BulkRuns:
             return await self._named(request, int(cursor or 0))
         filters = request.filters.given()
         matching = await self._queries.filter("bulk", {"status": STATUSES[request.action], **filters})
-        matching = replace(matching, values=False)
-        rows, cursor = await self._bulk.page(matching, cursor, AT_ONCE, request.action == "retry")
-        return Selected(tuple(row.run_id for row in rows if _may(request, row)), (), cursor)
+        redaction = Redaction(request.redact)
+        guessing = bool(redaction) and (matching.match is not None or bool(matching.tags))
+        matching = replace(matching, values=guessing)
+
+        def only(row: RunRow) -> bool:
+            return _may(request, row) and (not guessing or matching.fits(redacted_row(row, redaction)))
+
+        rows, cursor = await self._bulk.page(matching, cursor, AT_ONCE, latest=request.action == "retry", only=only)
+        return Selected(tuple(row.run_id for row in rows), (), cursor)
 
     async def _named(self, request: BulkRequest, start: int) -> Selected:
         ids = request.ids or ()
@@ -171,7 +181,9 @@ class BulkRuns:
 
 
 def _may(request: BulkRequest, row: RunRow) -> bool:
-    return request.programs is None or row.program in request.programs
+    """Whether a run may be acted on: not one of perdure's own, such as a schedule, unless it is a remote step."""
+    built_in = row.program.startswith(BUILT_IN) and not row.program.startswith(REMOTE)
+    return not built_in and (request.programs is None or row.program in request.programs)
 
 
 def _check(request: BulkRequest) -> None:

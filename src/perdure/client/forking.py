@@ -97,6 +97,14 @@ class Forks:
         edits = {"values": outcomes, "state": self._encoded(state or {})}
         return await self._fork(run, batches, point, new_id, changes, by, **edits)
 
+    async def questions(self, id: str, values: Mapping[str, Any]) -> list[WaitOpened]:
+        """The approvals that a fork with these values would answer."""
+        run, batches = await self.origin(id)
+        found = ops(batches)
+        given = {find(found, name).path for name in await self._by_op(run, batches, values)}
+        asked = (one for one in events_in(batches) if isinstance(one, WaitOpened) and one.kind == "approval")
+        return [one for one in asked if one.op in given]
+
     async def time_travel(
         self,
         id: str,

@@ -157,8 +157,8 @@ class Schedules:
         await handle._read()
         return handle
 
-    async def declare(self, asked: Schedule) -> ScheduleHandle:
-        """Create a schedule, or change it to this definition."""
+    async def declare(self, asked: Schedule, by: str | None = None) -> ScheduleHandle:
+        """Create a schedule, or change it to this definition. `by` is who asks for it."""
         spec, invocation = asked.spec(), asked.invocation
         handle = ScheduleHandle(self, check_schedule_id(asked.id))
         if kernel.next_fire(spec, self.base.clock.now()) is None:
@@ -194,7 +194,8 @@ class Schedules:
                 at_least_one(asked.max_concurrency),
                 "" if asked.durability is None else str(durability_of(asked.durability)),
                 run_rules(asked.rules, program),
-            )
+            ),
+            check_text(by, "by"),
         )
         return handle
 
@@ -347,23 +348,27 @@ class ScheduleHandle:
         """The schedule as it is now."""
         return self._schedules.view(await self._read())
 
-    async def pause(self, reason: str | None = None) -> None:
-        """Fire no tick until it is resumed. Runs that have been started continue."""
-        await self._send(Pause(self._schedules.base.clock.now(), reason or ""))
+    async def pause(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """Fire no tick until it is resumed. Runs that have been started continue. `by` is who asks for it."""
+        await self._send(Pause(self._schedules.base.clock.now(), reason or "", check_text(by, "by")))
 
-    async def resume(self) -> None:
+    async def resume(self, *, by: str | None = None) -> None:
         """Fire again, from the next tick; the ticks of the pause are not caught up."""
-        await self._send(Resume(self._schedules.base.clock.now()))
+        await self._send(Resume(self._schedules.base.clock.now(), check_text(by, "by")))
 
-    async def trigger(self, trigger_id: str | None = None) -> str:
+    async def trigger(self, trigger_id: str | None = None, *, by: str | None = None) -> str:
         """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id.
 
         A `trigger_id` deduplicates it: called again with the same one, it returns the id of the same run.
         """
+        return (await self.trigger_once(trigger_id, by))[0]
+
+    async def trigger_once(self, trigger_id: str | None, by: str | None) -> tuple[str, bool]:
+        """As `trigger`, and whether it was a duplicate."""
         now, key = self._schedules.base.clock.now(), check_text(trigger_id, "trigger_id", MAX_ID)
         run = f"{self.id}!{key}" if key else f"{tick_id(self.id, now)}!{secrets.token_hex(3)}"
-        await self._send(Trigger(now, check_id(run)), key)
-        return run
+        duplicate = await self._send(Trigger(now, check_id(run), check_text(by, "by")), key)
+        return run, duplicate
 
     async def next(self, count: int = 10) -> Sequence[datetime]:
         """The next `count` times at which the schedule fires, with jitter, if it is not paused."""
@@ -374,11 +379,20 @@ class ScheduleHandle:
         ticks = known.upcoming(self._schedules.base.clock.now(), count)
         return [moment(kernel.fires_at(spec, self.id, tick)) for tick in ticks]
 
-    async def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
+    async def backfill(
+        self, start: datetime, end: datetime, backfill_id: str | None = None, *, by: str | None = None
+    ) -> Sequence[str]:
         """Fire the ticks from `start` until before `end` as if they were due now; returns the ids of their runs.
 
-        They run one after the other, unless overlap is `allow`. A tick whose run exists already is not fired again.
+        They run one after the other, unless overlap is `allow`. A tick whose run exists already is not fired again. A
+        `backfill_id` deduplicates it.
         """
+        return (await self.backfill_once(start, end, backfill_id, by))[0]
+
+    async def backfill_once(
+        self, start: datetime, end: datetime, backfill_id: str | None, by: str | None
+    ) -> tuple[Sequence[str], bool]:
+        """As `backfill`, and whether it was a duplicate."""
         for name, value in (("start", start), ("end", end)):
             if not isinstance(value, datetime) or value.tzinfo is None:
                 raise UsageError(
@@ -394,14 +408,17 @@ class ScheduleHandle:
             raise UsageError(f"backfill(start={start.isoformat()}, end={end.isoformat()}): start must be before end")
         known = await self._read()
         ticks = kernel.between(known.definition.spec, start.timestamp(), end.timestamp())
-        if ticks:
-            await self._send(Backfill(now, start.timestamp(), end.timestamp()))
-        return [tick_id(self.id, tick) for tick in ticks]
+        key = check_text(backfill_id, "backfill_id", MAX_ID)
+        asked = Backfill(now, start.timestamp(), end.timestamp(), check_text(by, "by"))
+        duplicate = bool(ticks) and await self._send(asked, key and f"backfill {key}")
+        return [tick_id(self.id, tick) for tick in ticks], duplicate
 
-    async def delete(self) -> None:
+    async def delete(self, *, by: str | None = None) -> None:
         """End the schedule. Runs that it has started continue; ticks that wait in line are dropped."""
         known = await self._read()
-        await self._schedules.messages.terminate(known.row.run_id, "the schedule was deleted")
+        person = check_text(by, "by")
+        reason = "the schedule was deleted" + (f" by {person}" if person else "")
+        await self._schedules.messages.terminate(known.row.run_id, reason)
 
     async def _read(self) -> _Schedule:
         found = await self._schedules.base.store.runs.find(PREFIX + self.id)
@@ -413,23 +430,23 @@ class ScheduleHandle:
             raise NoSuchSchedule(self.id)
         return await self._schedules.read(row, state)
 
-    async def _define(self, definition: Definition) -> None:
+    async def _define(self, definition: Definition, by: str = "") -> None:
         """Create or change the schedule, also while another caller does the same."""
 
         async def attempt() -> Decided[None] | Undecided:
             try:
                 known = await self._read()
             except NoSuchSchedule:
-                return Decided(None) if await self._create(definition) else UNDECIDED
+                return Decided(None) if await self._create(definition, by) else UNDECIDED
             if known.definition == definition:
                 return Decided(None)
             now = self._schedules.base.clock.now()
-            verdict = await self._schedules.messages.signal(known.row.id, CONTROL, Change(now, definition))
+            verdict = await self._schedules.messages.signal(known.row.id, CONTROL, Change(now, definition, by))
             return Decided(None) if isinstance(verdict, Accepted | Duplicate) else UNDECIDED
 
         await decided(attempt)
 
-    async def _create(self, definition: Definition) -> bool:
+    async def _create(self, definition: Definition, by: str) -> bool:
         book = ScheduleState(self._schedules.base.clock.now(), definition.spec.pause)
         arguments = {"id": self.id, "definition": definition, "book": book}
         invocation: Invocation[None] = Invocation(PROGRAM, None, (), arguments)
@@ -441,25 +458,26 @@ class ScheduleHandle:
                     id=PREFIX + self.id,
                     reuse="allow_if_failed",
                     durability="sync",
-                    tags={"schedule": self.id},
+                    tags={"schedule": self.id, **({"by": by} if by else {})},
                 )
             )
         except AlreadyExists:
             return False
         return True
 
-    async def _send(self, control: Control, key: str = "") -> None:
-        key = key or secrets.token_hex(8)
+    async def _send(self, control: Control, given: str = "") -> bool:
+        """Send it, once for each key that is given; whether it was sent before."""
+        key = given or secrets.token_hex(8)
 
-        async def attempt() -> Decided[None] | Undecided:
+        async def attempt() -> Decided[bool] | Undecided:
             verdict = await self._schedules.messages.signal(PREFIX + self.id, CONTROL, control, key)
             if isinstance(verdict, Accepted | Duplicate):
-                return Decided(None)
+                return Decided(bool(given) and isinstance(verdict, Duplicate))
             # It has ended, or has just continued in a new journal.
             await self._read()
             return UNDECIDED
 
-        await decided(attempt)
+        return await decided(attempt)
 
     def __repr__(self) -> str:
         return f"<schedule {self.id!r}>"

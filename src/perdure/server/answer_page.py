@@ -95,7 +95,9 @@ async def page(service: Service, request: Request, path: str) -> Response:
         return await _show(service, link)
     if request.method != "POST":
         raise Problem(405, "method_not_allowed", "this takes GET, HEAD, POST", headers={"Allow": "GET, HEAD, POST"})
-    check_site(request)
+    # The page sends no referrer, so browsers that do not name the site hide the origin of its form as well. Its secret
+    # is in its address: no cookie answers for a person.
+    check_site(request, anonymous=True)
     return await _answer(service, link, await _form(request))
 
 

@@ -67,6 +67,7 @@ def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
         options.signal_id,
         call.access.name,
         None if call.access.listed is None else tuple(sorted(call.access.listed)),
+        call.service.redaction(call.access).texts,
     )
 
 

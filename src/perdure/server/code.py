@@ -17,7 +17,7 @@ from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
 from perdure.kernel.divergence.recorded_source import code_at
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.history.diff import INPUT, Diff
+from perdure.kernel.history.diff import INPUT, Diff, OpDiff
 from perdure.kernel.history.diff import diff as compare
 from perdure.kernel.history.ops import Op
 from perdure.kernel.policies.versions import Programs
@@ -38,6 +38,7 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
     The run is replayed, with no effects, where this process has the code of its program.
     """
     run, at = await call.run(), call.query.at
+    await run.check_root()  # the root is replayed, and its source shown
     started, batches = await run.replayable()
     place = int(at) if at is not None and at.isdecimal() and len(at) < 16 else at
     sources = await sources_of(run.client.store.blobs, batches)
@@ -131,7 +132,25 @@ def _compared(
     a: RequestedRun, b: RequestedRun, first: Sequence[Batch], second: Sequence[Batch]
 ) -> tuple[Diff, list[shapes.DiffItem]]:
     found = compare(first, second)
+    for op in found.ops:
+        op.changes = tuple(name for name in op.changes if _tells(a, b, op, name))
     return found, [shapes.DiffItem(op.path, list(op.changes), _side(a, op.a), _side(b, op.b)) for op in found.ops]
+
+
+def _tells(a: RequestedRun, b: RequestedRun, op: OpDiff, change: str) -> bool:
+    """Whether a change is one of what the caller may see: with a run of their own they could confirm a guess."""
+    if not a.redaction or op.a is None or op.b is None or change not in ("inputs", "value"):
+        return True
+    if change == "inputs":  # a hash of the arguments
+        return False
+    return bool(op.a.blob or op.b.blob) or _shown(a, op.a) != _shown(b, op.b)
+
+
+def _shown(run: RequestedRun, op: Op) -> Any:
+    """A value as the caller sees it."""
+    if op.kind == "state":
+        return REDACTED  # the key under which it was published is not known here
+    return bytes(run.redacted(op.value, op.path, arguments=() if op.path == INPUT else None))
 
 
 def _side(run: RequestedRun, op: Op | None) -> shapes.DiffSide | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.server import shapes
 from perdure.server.changes import Changes
 from perdure.server.problems import Problem
@@ -33,7 +35,11 @@ def _development(call: Call[Any, Any]) -> Development:
 
 async def dev_state(call: Call[None, None]) -> shapes.DevState:
     """The code that `perdure dev` executes, and the open runs that an edit would park."""
-    return _development(call).state
+    return _seen(call, _development(call).state)
+
+
+def _seen(call: Call[Any, Any], state: shapes.DevState) -> shapes.DevState:
+    return replace(state, runs=[run for run in state.runs if call.access.sees(run.program)])
 
 
 async def take_edit(call: Call[None, shapes.EmptyBody]) -> shapes.DevState:
@@ -42,7 +48,7 @@ async def take_edit(call: Call[None, shapes.EmptyBody]) -> shapes.DevState:
     if found.state.status != "held":
         raise Problem(409, "nothing_held", "no edit is held back now")
     found.take()
-    return found.state
+    return _seen(call, found.state)
 
 
 ROUTES = (

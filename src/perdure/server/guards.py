@@ -63,7 +63,7 @@ class AskTheHost:
 
 
 class ThisMachineOnly:
-    """Serves requests that are addressed to this machine and came through no proxy."""
+    """Serves requests that were sent from this machine, are addressed to it, and came through no proxy."""
 
     signs_in = False
 
@@ -72,7 +72,7 @@ class ThisMachineOnly:
 
     async def admit(self, request: Request) -> Access:
         """Full access, for requests from this machine."""
-        if not is_loopback(host_of(request)) or _came_through_a_proxy(request):
+        if not _peer_is_here(request) or not is_loopback(host_of(request)) or _came_through_a_proxy(request):
             raise Problem(403, "no_access", "this server does not know who you are", hint=UNGUARDED)
         return EVERYTHING
 
@@ -105,7 +105,15 @@ class KnownHosts:
         return await self._guard.admit(request)
 
 
+def _peer_is_here(request: Request) -> bool:
+    """Whether the connection comes from this machine. A peer without an address, as behind a Unix socket, does not."""
+    return request.client is not None and is_loopback(request.client.host)
+
+
 def _came_through_a_proxy(request: Request) -> bool:
+    """Whether a proxy has passed the request on: it says so, or it speaks HTTP/1.0, as nginx does if not told else."""
+    if request.scope.get("http_version") == "1.0":
+        return True
     return any(name.startswith("x-forwarded") or name in _OF_PROXIES for name in request.headers)
 
 
@@ -132,9 +140,11 @@ def is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # A socket for both versions of IP has its IPv4 peers as ::ffff:127.0.0.1.
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback is True
 
 
 def _is_address(host: str) -> bool:
@@ -145,10 +155,11 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def check_site(request: Request) -> None:
+def check_site(request: Request, *, anonymous: bool = False) -> None:
     """Refuse a request with an effect that a page of another site made a browser send (CSRF).
 
     Browsers name the site that a request comes from. Other clients do not, and have no cookies to be abused.
+    `anonymous`: a form may hide its origin, as that of a page does which sends no referrer.
     """
     if request.method in SAFE:
         return
@@ -159,6 +170,8 @@ def check_site(request: Request) -> None:
         raise _cross_site(f"it comes from another site (Sec-Fetch-Site: {site[:20]})")
     origins = request.headers.getlist("origin")
     origin = origins[0] if len(origins) == 1 else None if not origins else "several"
+    if origin == "null" and anonymous:
+        return
     if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
         raise _cross_site(f"its Origin is {origin[:100]!r}, and this is {request.headers.get('host', '')[:100]!r}")
 

@@ -124,7 +124,7 @@ async def _of_run(run: RequestedRun, field: str) -> Raw:
         values = state.child_values.get(run.child, {}) if run.child else state.values
         if name in values:
             return Raw(run.redaction.keyed(name, values[name]))
-    if what == "request" and name in state.ops:
+    if what == "request" and name in state.ops and run.owns(name):
         asked = state.ops[name].opened
         if asked is not None:
             return run.redacted(asked.request, name, asked.name)

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.server import shapes
 from perdure.server.journals import event_item
-from perdure.server.problems import ProblemBody
+from perdure.server.problems import Problem, ProblemBody
 from perdure.server.routing import SSE, Call, Route
 from perdure.server.streams import EventStream, Message
 
@@ -81,7 +81,14 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
 def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]]) -> EventStream:
     """Open a stream. Raises a Problem (503) when too many are open."""
     call.service.streams.take()
-    return EventStream(call.service.streams, messages(), call.admit)
+
+    async def admit() -> None:
+        now = await call.admit()
+        if (now.programs, now.redact) != (call.access.programs, call.access.redact):
+            # What has been read is for the access of then. The client connects again, with the one of now.
+            raise Problem(403, "access_changed", f"what {now.name} may see has changed", hint="connect again")
+
+    return EventStream(call.service.streams, messages(), admit)
 
 
 # The last event of a stream that cannot continue.

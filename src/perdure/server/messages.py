@@ -7,12 +7,13 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from perdure.client.handle import RunHandle
-from perdure.errors import NoSuchRun
+from perdure.errors import AnswerRejected, NoSuchRun, UsageError
 from perdure.kernel.history.rewind import Truncated
-from perdure.kernel.ids import MAX_ID, flaw_of
-from perdure.kernel.inbound import Duplicate, NotFound
+from perdure.kernel.ids import BUILT_IN, MAX_ID, STORED, check_trace, flaw_of
+from perdure.kernel.inbound import Duplicate, NotFound, may_answer
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.schedules.schedule import PROGRAM as SCHEDULE
 from perdure.logs import Log
 from perdure.server import shapes
 from perdure.server.access import Role
@@ -22,6 +23,9 @@ from perdure.server.routing import Call, Reply, Route
 
 # The audit log: one line for each effect, with who caused it.
 audit = Log("perdure.audit")
+
+# Programs whose runs are schedules and stored flows: a message to one would change or end it.
+OF_ADMINS = (SCHEDULE, STORED)
 
 _WORDS: dict[str, Literal["accepted", "duplicate", "finished", "not_found"]] = {
     "Accepted": "accepted",
@@ -43,8 +47,10 @@ async def target_run(call: Call[Any, Any]) -> RequestedRun:
     run = await call.run()
     if run.client is not call.service.client:
         raise Problem(409, "only_viewed", "this run is viewed from a capsule; import the capsule to act on it")
+    if run.row.program in OF_ADMINS and not call.access.allows("admin"):
+        raise Problem(403, "forbidden", f"{call.access.name} may not do this: a run of {run.row.program} takes 'admin'")
     seen = call.request.headers.get("if-match")
-    if seen is None or seen.strip() == "*" or run.etag in [one.strip() for one in seen.split(",")]:
+    if seen is None or run.is_at(seen):
         return run
     raise Problem(
         412,
@@ -77,8 +83,8 @@ def write_audit(call: Call[Any, Any], what: str, of: str) -> None:
 
 
 def invocation_of(program: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Invocation[Any]:
-    """The invocation of a program given by name. Raises a Problem for an impossible name."""
-    flaw = flaw_of(program, MAX_ID)
+    """The invocation of a program given by name. Raises a Problem for an impossible name, and for one of perdure."""
+    flaw = flaw_of(program, MAX_ID) or ("is one of perdure's own" if program.startswith(BUILT_IN) else None)
     if flaw is not None:
         detail = f"the name of the program {flaw}"
         raise Problem(422, "invalid_request", detail, fields=[FieldError("/program", detail)])
@@ -90,10 +96,13 @@ async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
     body, client = call.body, call.service.client
     if not call.access.sees(body.program):
         raise Problem(403, "forbidden", f"{call.access.name} may not start runs of {body.program!r}")
+    invocation = invocation_of(body.program, body.args, body.kwargs)
     id = body.id or (f"key-{digest(call.key)}" if call.key else None)
     before = None if id is None else await client.store.runs.find(id)
+    if before is not None and not call.access.sees(before[0].program):
+        raise Problem(409, "already_exists", f"the id {id!r:.100} is taken by a run that is not yours")
     handle = await client.start(
-        invocation_of(body.program, body.args, body.kwargs),
+        invocation,
         id=id,
         reuse=body.reuse,
         queue=body.queue,
@@ -102,11 +111,24 @@ async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
         delay=body.delay,
         deadline=body.deadline,
         tags=body.tags or None,
+        trace=trace_of(call),
     )
     known = before is not None and before[0].run_id == handle.run_id
     if not known:
         write_audit(call, "started", handle.run_id)
     return Reply(shapes.Started(id=handle.id, run_id=handle.run_id, duplicate=known), 200 if known else 201)
+
+
+def trace_of(call: Call[Any, Any]) -> str | None:
+    """The trace that the caller is in: the headers traceparent and tracestate. None without them, or if malformed."""
+    headers = call.request.headers
+    parent, state = headers.get("traceparent", "").strip(), ",".join(headers.getlist("tracestate")).strip()
+    for trace in (f"{parent} {state}", parent) if state else (parent,):
+        try:
+            return check_trace(trace)
+        except UsageError:
+            continue  # W3C: what cannot be read is ignored
+    return None
 
 
 def digest(key: str) -> str:
@@ -118,7 +140,10 @@ async def signal_run(call: Call[shapes.RunQuery, shapes.SignalBody]) -> Reply:
     """Send a signal to a run."""
     body, name, client = call.body, call.path["name"], call.service.client
     key = message_key(call, body.signal_id)
-    return await _send(call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key))
+    trace = trace_of(call)
+    return await _send(
+        call, f"sent the signal {name} to", lambda id: client.signal(id, name, body.payload, key, trace=trace)
+    )
 
 
 async def cancel_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
@@ -154,18 +179,30 @@ async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
 async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
     """Continue a failed or cancelled run, and keep what succeeded."""
     row = (await target_run(call)).row
-    return await _begun(call, "retried", row, call.service.client.retry(row.run_id))
+    return await _begun(call, "retried", row, call.service.client.retry(row.run_id, by=call.access.name))
 
 
 async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
     """Start a run with the past of another up to a point."""
     body, client = call.body, call.service.client
     row = (await target_run(call)).row
+    await _check_answers(call, row, body.values or {})
     id = await _new_id(call, body.new_id, "fork")
     if isinstance(id, Reply):
         return id
     forked = client.fork(row.run_id, body.at, body.values, body.inputs, id, state=body.state, by=call.access.name)
     return await _begun(call, "forked", row, forked)
+
+
+async def _check_answers(call: Call[Any, Any], row: RunRow, values: Mapping[str, Any]) -> None:
+    """Refuse values for approvals that the caller may not answer: a fork is no way round them."""
+    for asked in await call.service.client._forks.questions(row.run_id, values) if values else ():
+        if not call.access.allows("approve"):
+            detail = f"{call.access.name} may not answer {asked.op}: it takes the permission 'approve'"
+            raise Problem(403, "forbidden", detail, fields=[FieldError("/values", detail)])
+        approvers = may_answer(asked, call.service.client.clock.now())
+        if approvers and call.access.name not in approvers:
+            raise AnswerRejected(asked.name, "", f"{call.access.name} is not among {', '.join(sorted(approvers))}")
 
 
 async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from msgspec import Raw
 
 from perdure.client.client import Client
 from perdure.client.folded import in_slices
+from perdure.errors import NoSuchRun
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -62,6 +64,23 @@ class RequestedRun:
     def etag(self) -> str:
         """Its ETag, which changes with every event."""
         return f'"{_ascii(self.row.run_id)}:{self.head.next_seq}"'
+
+    def is_at(self, etags: str) -> bool:
+        """Whether one of the ETags in a header is its present one.
+
+        Proxies that compress a response mark its ETag as weak, or add the encoding to it.
+        """
+        present = self.etag.strip('"')
+        given = (one.strip().removeprefix("W/").strip('"') for one in (etags, *etags.split(",")))
+        return any(one == "*" or _ENCODED.sub("", one) == present for one in given)
+
+    async def check_root(self) -> None:
+        """Raise NoSuchRun unless the caller may see the root, for a response that tells of the whole tree."""
+        if not self.child or self.access.programs is None:
+            return
+        root = await self.client.store.runs.get(self.root)
+        if root is None or not self.access.sees(root.program):
+            raise NoSuchRun(self.root)
 
     # --- the journal ----------------------------------------------------------------------------------------------
 
@@ -155,6 +174,9 @@ def _surveyed(batches: Sequence[Batch]) -> tuple[list[Batch], bool]:
     ]
     return about_it, any(blob_of(event) for batch in batches for event in batch.events)
 
+
+# What proxies add to an ETag: `-gzip` (Apache), `--gzip` (older Jetty), `;br`.
+_ENCODED = re.compile(r"(--?|;)(gzip|br|zstd|deflate)$")
 
 _ABOUT_IT = (RunStarted, InputReplaced, RunClaimed, RunResumed)
 

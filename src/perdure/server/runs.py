@@ -32,6 +32,8 @@ from perdure.server.service import seconds_of, time_of
 
 # The length of a bucket in seconds, and the default number of buckets, by kind.
 BUCKETS = {"minute": (60, 60), "hour": (3600, 48), "day": (86_400, 30)}
+# How many runs a search among redacted values reads at a time, and how many pages of them for one response.
+SEARCH_PAGE, PAGES_SEARCHED = 200, 500
 # How many characters of an error message a list shows.
 MESSAGE = 1000
 
@@ -89,10 +91,9 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     filter = await run_filter(call)
     after = key_of(query.cursor, query) or check_cursor(query.before, "before")
     hidden = query.program is not None and not call.access.sees(query.program)
-    found = (
-        RowPage(()) if hidden else await service.client._queries.page(filter, query.limit, after, call.access.listed)
-    )
-    seen = _seen(found.rows, service.redaction(call.access), filter)
+    found = RowPage(()) if hidden else await _page(call, filter, after)
+    redaction = service.redaction(call.access)
+    seen = [_seen(row, head, redaction) for row, head in found.rows]
     why: dict[str, shapes.WhyItem] = {}
     if query.why:
         reasons = await service.client.reasons([_summary(row, head) for row, head, _ in seen])
@@ -110,18 +111,30 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     )
 
 
-def _seen(
-    rows: Sequence[tuple[RunRow, Head]], redaction: Redaction, filter: RunFilter
-) -> list[tuple[RunRow, Head, Callable[[str], str]]]:
-    """Rows as the caller sees them, each with the values to remove from its texts."""
-    seen: list[tuple[RunRow, Head, Callable[[str], str]]] = []
-    for row, head in rows:
-        removed = Removed()
-        shown = redacted_row(row, redaction, removed)
-        # A search must not reveal redacted values.
-        if not redaction or filter.match is None or filter.match.fits(shown):
-            seen.append((shown, head, partial(redaction.text, removed=removed)))
-    return seen
+async def _page(call: Call[shapes.RunsQuery, None], filter: RunFilter, after: str | None) -> RowPage:
+    """A page of the runs that match as the caller sees them: neither it nor its cursor tells of redacted values."""
+    queries, access, limit = call.service.client._queries, call.access, call.query.limit
+    redaction = call.service.redaction(access)
+    if not redaction or (filter.match is None and not filter.tags):
+        return await queries.page(filter, limit, after, access.listed)
+    seen: list[tuple[RunRow, Head]] = []
+    searched: int | None = None
+    for _ in range(PAGES_SEARCHED):
+        found = await queries.page(filter, max(limit, SEARCH_PAGE), after, access.listed)
+        seen += [(row, head) for row, head in found.rows if filter.fits(redacted_row(row, redaction))]
+        if len(seen) > limit:
+            return RowPage(seen[:limit], seen[limit - 1][0].run_id)
+        after, searched = found.cursor, found.searched
+        if after is None or searched is not None:
+            break
+        await asyncio.sleep(0)
+    return RowPage(seen, after, searched)
+
+
+def _seen(row: RunRow, head: Head, redaction: Redaction) -> tuple[RunRow, Head, Callable[[str], str]]:
+    """A row as the caller sees it, with what removes its redacted values from its texts."""
+    removed = Removed()
+    return redacted_row(row, redaction, removed), head, partial(redaction.text, removed=removed)
 
 
 async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
@@ -210,7 +223,7 @@ async def get_run_by_id(call: Call[shapes.ByIdQuery, None]) -> Reply:
 async def get_run(call: Call[shapes.OneRunQuery, None]) -> Reply:
     """A run as it is now."""
     run = await call.run()
-    if call.request.headers.get("if-none-match") == run.etag:
+    if run.is_at(call.request.headers.get("if-none-match", "")):
         return Reply(None, 304, etag=run.etag)
     return Reply(await detail_of(run, journal=call.query.journal), etag=run.etag)
 
@@ -261,6 +274,7 @@ async def _from_journal(run: RequestedRun) -> dict[str, Any]:
         "parked": parked.kind if parked is not None else None,
         "divergence": _divergence(run, parked),
         "continued_from": (started.continued_from or None) if started is not None and not run.child else None,
+        "trace": (started.trace or None) if started is not None and not run.child else None,
         "why": _why(reasons[row.run_id], run.text) if row.run_id in reasons else None,
         "graph": run.child in graphs if run.child else bool(started and started.structure),
     }

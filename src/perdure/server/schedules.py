@@ -6,7 +6,7 @@ import dataclasses
 from datetime import timedelta
 from typing import Any
 
-from perdure.client.schedules import ScheduleHandle, ScheduleView
+from perdure.client.schedules import Schedule, ScheduleHandle, ScheduleView
 from perdure.errors import NoSuchSchedule
 from perdure.server import shapes
 from perdure.server.access import Role
@@ -35,11 +35,14 @@ async def put_schedule(call: Call[None, shapes.ScheduleBody]) -> Reply:
         raise Problem(403, "forbidden", f"{call.access.name} may not schedule runs of {body.program!r}")
     before: ScheduleView | None = None
     try:
-        _, before = await _found(call)
+        before = await (await client.schedule(id)).view()
     except NoSuchSchedule:
         pass
+    if before is not None and not call.access.sees(before.program):
+        raise Problem(409, "already_exists", f"the id {id!r:.100} is taken by a schedule that is not yours")
     options = {name: getattr(body, name) for name in _OPTIONS}
-    handle = await client.schedule(id, invocation_of(body.program, body.args, body.kwargs), **options)
+    asked = Schedule(id, invocation_of(body.program, body.args, body.kwargs), **options)
+    handle = await client._schedules.declare(asked, call.access.name)
     write_audit(call, "changed the schedule" if before is not None else "created the schedule", id)
     return Reply(_item(call, await handle.view()), 201 if before is None else 200)
 
@@ -53,7 +56,7 @@ _OPTIONS = (
 async def delete_schedule(call: Call[None, None]) -> shapes.Done:
     """Delete a schedule. Runs that it has started continue."""
     handle, _ = await _found(call)
-    await handle.delete()
+    await handle.delete(by=call.access.name)
     write_audit(call, "deleted the schedule", handle.id)
     return shapes.Done("accepted")
 
@@ -61,7 +64,7 @@ async def delete_schedule(call: Call[None, None]) -> shapes.Done:
 async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
     """Pause a schedule: it fires nothing until it is resumed."""
     handle, _ = await _found(call)
-    await handle.pause(call.body.reason)
+    await handle.pause(call.body.reason, by=call.access.name)
     write_audit(call, "paused the schedule", handle.id)
     return shapes.Done("accepted")
 
@@ -69,7 +72,7 @@ async def pause_schedule(call: Call[None, shapes.ReasonBody]) -> shapes.Done:
 async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
     """Resume a schedule at its next tick."""
     handle, _ = await _found(call)
-    await handle.resume()
+    await handle.resume(by=call.access.name)
     write_audit(call, "resumed the schedule", handle.id)
     return shapes.Done("accepted")
 
@@ -77,9 +80,10 @@ async def resume_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Done:
 async def trigger_schedule(call: Call[None, shapes.EmptyBody]) -> shapes.Triggered:
     """Start a run of a schedule now, if the overlap policy allows it."""
     handle, _ = await _found(call)
-    run = await handle.trigger(digest(call.key) if call.key else None)
-    write_audit(call, "triggered the schedule", handle.id)
-    return shapes.Triggered(run)
+    run, duplicate = await handle.trigger_once(digest(call.key) if call.key else None, call.access.name)
+    if not duplicate:
+        write_audit(call, "triggered the schedule", handle.id)
+    return shapes.Triggered(run, duplicate)
 
 
 async def backfill_schedule(call: Call[None, shapes.BackfillBody]) -> shapes.Backfilled:
@@ -88,9 +92,11 @@ async def backfill_schedule(call: Call[None, shapes.BackfillBody]) -> shapes.Bac
     for name in ("start", "end"):
         _ = seconds_of(getattr(body, name), name)
     handle, _ = await _found(call)
-    runs = await handle.backfill(body.start, body.end)
-    write_audit(call, f"backfilled {len(runs)} ticks of the schedule", handle.id)
-    return shapes.Backfilled(list(runs))
+    key = digest(call.key) if call.key else None
+    runs, duplicate = await handle.backfill_once(body.start, body.end, key, call.access.name)
+    if not duplicate:
+        write_audit(call, f"backfilled {len(runs)} ticks of the schedule", handle.id)
+    return shapes.Backfilled(list(runs), duplicate)
 
 
 async def next_ticks(call: Call[shapes.NextQuery, None]) -> shapes.NextTicks:

@@ -40,12 +40,7 @@ def serve(client: Client, config: ServeConfig) -> int:
 
 async def _serve(client: Client, config: ServeConfig) -> int:
     async with client:
-        tokens = await client._credentials.any("token")
-        if not tokens and not is_loopback(config.host):
-            raise UsageError(
-                f"--host {config.host} would let everyone in who can reach this machine; make a token first: "
-                "perdure token new --name NAME --may read,run,approve"
-            )
+        tokens = await takes_tokens(client, config.host)
         names = {config.host, socket.gethostname(), *config.hosts}
         application = app(
             client,
@@ -71,6 +66,17 @@ async def _serve(client: Client, config: ServeConfig) -> int:
         async with _announced(server, config.host, tokens):
             await server.serve()
     return 0
+
+
+async def takes_tokens(client: Client, host: str) -> bool:
+    """Whether the store has tokens. Raises UsageError if it has none, and others than this machine reach the host."""
+    found = await client._credentials.any("token")
+    if not found and not is_loopback(host):
+        raise UsageError(
+            f"--host {host} would let everyone in who can reach this machine; make a token first: "
+            "perdure token new --name NAME --may read,run,approve"
+        )
+    return found
 
 
 @contextlib.asynccontextmanager

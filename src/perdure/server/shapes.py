@@ -713,9 +713,10 @@ class NextTicks(Struct, frozen=True):
 
 
 class Triggered(Struct, frozen=True):
-    """The id of the run that was started."""
+    """The id of the run that was started. `duplicate`: the same request had come before, and counts once."""
 
     id: str
+    duplicate: bool = False
 
 
 class BackfillBody(Body, frozen=True):
@@ -726,9 +727,10 @@ class BackfillBody(Body, frozen=True):
 
 
 class Backfilled(Struct, frozen=True):
-    """The ids of the runs that were started, one for each tick."""
+    """The ids of the runs that were started, one for each tick. `duplicate`: as for a trigger."""
 
     ids: list[str]
+    duplicate: bool = False
 
 
 # --- what executes runs ----------------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ from typing import Any
 from starlette.responses import Response
 
 from perdure import __version__
+from perdure.client.locks import LockView
 from perdure.client.views import QueueView
 from perdure.doctor import examine, place, software
 from perdure.kernel.events import RunStatus
 from perdure.kernel.policies.queues import Queue
+from perdure.kernel.projection import RunRow
 from perdure.kernel.values.redact import redacted_row
+from perdure.ports.journal import Head
 from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
 from perdure.server import shapes
@@ -90,8 +93,31 @@ async def read_metrics(call: Call[None, None]) -> Response:
 
 
 async def list_queues(call: Call[None, None]) -> shapes.Queues:
-    """Queues with runs that wait or are in progress, and those whose limits this process knows."""
-    return shapes.Queues([_queue(one) for one in await call.service.client.queues()])
+    """Queues with runs that wait or are in progress, and those whose limits this process knows.
+
+    For a caller who sees some programs only, these are the queues of their open runs; the numbers count all runs.
+    """
+    found = await call.service.client.queues()
+    if call.access.listed is not None:
+        rows, _ = await _open_runs(call, None)
+        own = {row.queue for row, _ in rows}
+        found = [one for one in found if one.name in own]
+    return shapes.Queues([_queue(one) for one in found])
+
+
+async def _open_runs(call: Call[None, None], queue: str | None) -> tuple[list[tuple[RunRow, Head]], bool]:
+    """The newest open runs that the caller may see, of a queue or of all; and whether there may be more."""
+    found: list[tuple[RunRow, Head]] = []
+    bounded = False
+    for program in [None] if call.access.listed is None else sorted(call.access.listed):
+        wanted = RunFilter(status=_OPEN, program=program, queue=queue, limit=OF_QUEUE, values=False)
+        rows = await call.service.client.store.runs.list(wanted)
+        found += [(row, head) for row, head in rows if call.access.sees(row.program)]
+        bounded |= len(rows) == OF_QUEUE
+    return sorted(found, key=lambda one: one[0].run_id, reverse=True), bounded
+
+
+_OPEN = [RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING]
 
 
 def _queue(view: QueueView) -> shapes.QueueItem:
@@ -111,23 +137,21 @@ def _limits(limits: Queue | None) -> shapes.QueueLimits | None:
 
 
 async def get_queue(call: Call[None, None]) -> shapes.QueueDetail:
-    """A queue with its runs by key."""
+    """A queue with its runs by key, as far as the caller may see them."""
     client, name = call.service.client, call.path["name"]
-    found = {one.name: one for one in await client.queues()}.get(name) or QueueView(name, 0, 0)
+    rows, bounded = await _open_runs(call, name)
+    known = {one.name: one for one in await client.queues()} if rows or call.access.listed is None else {}
+    found = known.get(name) or QueueView(name, 0, 0)
     redaction = call.service.redaction(call.access)
     keys: Counter[tuple[str, bool]] = Counter()
-    wanted = RunFilter(
-        status=[RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING], queue=name, limit=OF_QUEUE, values=False
-    )
-    rows = await client.store.runs.list(wanted)
     for row, _ in rows:
         keys[row.queue_key, row.status is RunStatus.QUEUED] += 1
     names = sorted({key for key, _ in keys})
-    queued = [row for row in rows if row[0].status is RunStatus.QUEUED and call.access.sees(row[0].program)]
+    queued = [row for row in rows if row[0].status is RunStatus.QUEUED]
     return shapes.QueueDetail(
         queue=_queue(found),
         keys=[shapes.QueueKey(key or None, keys[key, True], keys[key, False]) for key in names],
-        bounded=len(rows) == OF_QUEUE,
+        bounded=bounded,
         next=[shapes.RunItem(**run_item(redacted_row(row, redaction), head)) for row, head in reversed(queued[-20:])],
     )
 
@@ -151,27 +175,41 @@ async def list_orchestrators(call: Call[None, None]) -> shapes.Orchestrators:
 
 
 async def list_locks(call: Call[None, None]) -> shapes.Locks:
-    """Every lock that is held, by key."""
-    return shapes.Locks(
-        [
-            shapes.LockItem(one.key, one.owner, one.token, one.expires_at, one.run_id, one.id)
-            for one in await call.service.client.locks.list()
-        ]
-    )
+    """Every lock that is held, by key. A caller who sees some programs only gets those that their runs hold."""
+    found = await call.service.client.locks.list()
+    return shapes.Locks([_lock(one) for one in found if await _sees_holder(call, one)])
+
+
+def _lock(view: LockView) -> shapes.LockItem:
+    return shapes.LockItem(view.key, view.owner, view.token, view.expires_at, view.run_id, view.id)
+
+
+async def _sees_holder(call: Call[None, None], view: LockView) -> bool:
+    """Whether the caller may see the run that holds a lock. Who holds one outside a run is not known."""
+    if call.access.programs is None:
+        return True
+    row = None if view.run_id is None else await call.service.client.store.runs.get(view.run_id)
+    return row is not None and call.access.sees(row.program)
 
 
 async def release_lock(call: Call[None, None]) -> shapes.Locks:
     """Release a lock of any holder, and return its last state; empty if it was free."""
-    held = await call.service.client.locks.force_release(call.path["key"])
+    locks, key = call.service.client.locks, call.path["key"]
+    held = await locks.get(key)
+    if held is None or not await _sees_holder(call, held):
+        return shapes.Locks([])
+    held = await locks.force_release(key)
     if held is None:
         return shapes.Locks([])
     write_audit(call, "released the lock", held.key)
-    return shapes.Locks([shapes.LockItem(held.key, held.owner, held.token, held.expires_at, held.run_id, held.id)])
+    return shapes.Locks([_lock(held)])
 
 
 async def check_store(call: Call[None, None]) -> shapes.Doctor:
     """Check the store and its environment; this takes a while if the store is large."""
     client, here = call.service.client, call.service.programs.here
+    if call.access.programs is not None:
+        raise Problem(403, "forbidden", f"{call.access.name} may not see this: it is about the runs of all programs")
     text = call.service.redaction(call.access).text
     checks = [*software(), *place(client.store), *await examine(client, None if here is None else [*here])]
     return shapes.Doctor(

@@ -11,7 +11,7 @@ from perdure.client.client import Client
 from perdure.client.credentials import MAX_TEXT, SESSION_SECONDS, Credential, Credentials
 from perdure.server import shapes
 from perdure.server.access import Access
-from perdure.server.guards import SAFE
+from perdure.server.guards import SAFE, is_loopback, without_port
 from perdure.server.messages import audit
 from perdure.server.problems import Problem
 from perdure.server.routing import Call, Reply, Route
@@ -70,6 +70,14 @@ def cookie_of(request: Request) -> str:
 async def sign_in(call: Call[None, shapes.SessionBody]) -> Reply:
     """Exchange a token for a cookie, which lasts for 12 hours and no longer than the token."""
     credentials = await _credentials(call)
+    origin = call.request.headers.get("origin", "")
+    if origin.startswith("http://") and not is_loopback(without_port(origin.removeprefix("http://"))):
+        raise Problem(
+            409,
+            "insecure_page",
+            f"the browser would drop the session: it keeps one for HTTPS or this machine, and this is {origin}",
+            hint="open the page over https, through a proxy with TLS; programs send the token in Authorization",
+        )
     token = await credentials.check("token", call.body.token)
     if token is None:
         audit.warning("a token was refused")

@@ -49,9 +49,10 @@ export interface BackfillBody {
   end: string;
 }
 
-/** The ids of the runs that were started, one for each tick. */
+/** The ids of the runs that were started, one for each tick. `duplicate`: as for a trigger. */
 export interface Backfilled {
   ids: string[];
+  duplicate: boolean;
 }
 
 /** The runs that ended in one bucket, by status. */
@@ -760,9 +761,10 @@ export interface TravelBody {
   new_id?: string | null;
 }
 
-/** The id of the run that was started. */
+/** The id of the run that was started. `duplicate`: the same request had come before, and counts once. */
 export interface Triggered {
   id: string;
+  duplicate: boolean;
 }
 
 /** Which runs are checked. */

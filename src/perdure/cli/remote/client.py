@@ -236,16 +236,19 @@ class RemoteSchedule(ScheduleHandle):
         """The schedule as it is now."""
         return _schedule(await self._api.get(f"schedules/{part(self.id)}"))
 
-    async def pause(self, reason: str | None = None) -> None:
+    async def pause(self, reason: str | None = None, *, by: str | None = None) -> None:
         """Fire no tick until it is resumed."""
+        _not_for_others(by)
         await self._post("pause", {"reason": reason})
 
-    async def resume(self) -> None:
+    async def resume(self, *, by: str | None = None) -> None:
         """Fire again, from the next tick."""
+        _not_for_others(by)
         await self._post("resume")
 
-    async def trigger(self, trigger_id: str | None = None) -> str:
+    async def trigger(self, trigger_id: str | None = None, *, by: str | None = None) -> str:
         """Start a run now."""
+        _not_for_others(by)
         return str((await self._post("trigger"))["id"])
 
     async def next(self, count: int = 10) -> Sequence[datetime]:
@@ -253,12 +256,16 @@ class RemoteSchedule(ScheduleHandle):
         found = await self._api.get(f"schedules/{part(self.id)}/next", count=count)
         return [datetime.fromisoformat(one) for one in found["next"]]
 
-    async def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
+    async def backfill(
+        self, start: datetime, end: datetime, backfill_id: str | None = None, *, by: str | None = None
+    ) -> Sequence[str]:
         """Fire the ticks of a time that has passed."""
+        _not_for_others(by)
         return list((await self._post("backfill", {"start": start.isoformat(), "end": end.isoformat()}))["ids"])
 
-    async def delete(self) -> None:
+    async def delete(self, *, by: str | None = None) -> None:
         """End the schedule."""
+        _not_for_others(by)
         await self._api.raw("DELETE", f"schedules/{part(self.id)}", {})
 
 

@@ -330,16 +330,18 @@ def _latest(spec: ScheduleSpec, id: str, after: float, now: float, wanted: int) 
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Fire nothing until resumed. Ticks before `at`, when the caller paused it, still fire."""
+    """Fire nothing until resumed. Ticks before `at`, when the caller paused it, still fire. `by` is who asks for it."""
 
     at: float
     reason: str = ""
+    by: str = ""
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
     """Fire again; ticks during the pause are not caught up."""
 
     at: float
+    by: str = ""
 
 
 class Trigger(msgspec.Struct, frozen=True, tag=True):
@@ -347,6 +349,7 @@ class Trigger(msgspec.Struct, frozen=True, tag=True):
 
     at: float
     run: str
+    by: str = ""
 
 
 class Backfill(msgspec.Struct, frozen=True, tag=True):
@@ -355,6 +358,7 @@ class Backfill(msgspec.Struct, frozen=True, tag=True):
     at: float
     start: float
     end: float
+    by: str = ""
 
 
 class Change(msgspec.Struct, frozen=True, tag=True):
@@ -362,6 +366,7 @@ class Change(msgspec.Struct, frozen=True, tag=True):
 
     at: float
     definition: Definition
+    by: str = ""
 
 
 Control = Pause | Resume | Trigger | Backfill | Change
