@@ -85,7 +85,7 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 async def test_the_trace_of_a_caller_is_recorded_and_shown(
     engine: Engine, http: httpx.AsyncClient, headers: dict[str, str], recorded: str | None
 ) -> None:
-    sent = {name: value.encode() for name, value in headers.items()}
+    sent = {name.encode(): value.encode() for name, value in headers.items()}
     started = await http.post("runs", json={"program": "waits"}, headers=sent)
     run_id = started.json()["run_id"]
     assert (await http.post(f"runs/{run_id}/signals/other", json={}, headers=sent)).status_code == 200

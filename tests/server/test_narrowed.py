@@ -47,7 +47,7 @@ async def theirs(thing: str) -> Any:
 async def asking(thing: str) -> Any:
     import asyncio
 
-    asked = asyncio.create_task(approval("hidden question", request=f"hidden {thing}"))  # type: ignore[arg-type]
+    asked = asyncio.create_task(approval("hidden question", request=f"hidden {thing}"))
     return [await child(inner("shown")), await asked]
 
 
@@ -158,8 +158,7 @@ async def test_runs_of_perdure_itself_are_not_a_way_round(engine: Engine) -> Non
     async with seeing(engine) as http:
         assert (await http.put("schedules/s", json=scheduled("theirs"))).status_code == 201
     _ = await engine.run(theirs("thing"), id="t", until="rest")
-    schedule = (await engine.store.runs.find("schedule:s")) or (await engine.list(program="perdure.schedule"))[0]
-    run_id = schedule.run_id if hasattr(schedule, "run_id") else schedule[0].run_id
+    run_id = (await engine.list(program="perdure.schedule"))[0].run_id
     async with seeing(engine, may=("read", "run", "approve", "debug")) as http:
         sent = {"payload": {"type": "Pause", "at": 0}}
         for what, body in ((f"signals/{CONTROL}", sent), ("cancel", {}), ("pause", {}), ("retry", {}), ("fork", {})):
@@ -170,11 +169,18 @@ async def test_runs_of_perdure_itself_are_not_a_way_round(engine: Engine) -> Non
         named = {"action": "cancel", "ids": [run_id], "dry_run": True}
         assert (await http.post("bulk", json=named)).json()["ids"] == []
         for program in ("perdure.bulk", "perdure.schedule", "perdure.token", "perdure.step.x", "perdure."):
-            for path, body in (("runs", {"program": program}), ("schedules/x", scheduled(program))):
-                method = "POST" if path == "runs" else "PUT"
-                answer = await http.request(method, path, json=body)
+            for method, path in (("POST", "runs"), ("PUT", "schedules/x")):
+                started = {"program": program} if path == "runs" else scheduled(program)
+                answer = await http.request(method, path, json=started)
                 assert answer.status_code in (403, 422), (program, path, answer.text)
     assert (await (await engine.schedule("s")).view()).paused is False
+
+
+async def test_figures_of_all_runs_are_for_those_who_see_all(engine: Engine) -> None:
+    access = Access("ann", (*EVERYTHING, "metrics"), programs=["mine"])
+    async with client_of(engine.asgi(access=lambda request: access, metrics=True)) as http:
+        for path in ("doctor", "metrics"):
+            assert (await http.get(path)).status_code == 403, path
 
 
 async def test_a_bulk_action_tells_of_no_secret(engine: Engine) -> None:

@@ -193,7 +193,7 @@ async def test_the_canary_is_seen_without_redaction() -> None:
 async def test_an_access_redacts_for_one_person(engine: Engine) -> None:
     async with Engine("memory://", [pay, fail, inner, shop]) as engine:
         runs = await ended(engine)
-        access = Access("ann", {"read", "debug", "run"}, redact=REDACT)
+        access = Access("ann", {"read", "debug", "run", "metrics"}, redact=REDACT)
         async with client_of(engine.asgi(access=lambda request: access)) as http:
             answers = await everything(http, runs)
             assert {path for path, data in answers.items() if SEEN.search(data)} == set()
@@ -279,13 +279,14 @@ async def test_neither_a_cursor_nor_a_bulk_action_confirms_a_guess(engine: Engin
     """Each would tell whether a hidden run matches: by its id, by the next page, or by how many runs there were."""
     runs = await ended(engine)
     _ = await engine.start(pay(GIVEN, PASSWORD), id="tagged", tags={"pin": CANARY, "shown": "yes"})
-    tagged = {"pin": CANARY}
+    tagged = {"tags": {"pin": CANARY}}
+    filters: list[dict[str, Any]] = [*({"q": q} for q in GUESSES), tagged, {**tagged, "q": GUESSES[0]}]
     async with client_of(engine.asgi()) as http:
         for limit in (1, 2, 100):
-            for query in [*({"q": q} for q in GUESSES), {"tag": f"pin:{CANARY}"}]:
-                page = (await http.get("runs", params={**query, "limit": limit})).json()
-                assert (page["runs"], page["next"]) == ([], None), query
-        for what in [*({"q": q} for q in GUESSES), {"tags": tagged}, {"tags": tagged, "q": GUESSES[0]}]:
+            for guess in [*({"q": q} for q in GUESSES), {"tag": f"pin:{CANARY}"}]:
+                page = (await http.get("runs", params={**guess, "limit": limit})).json()
+                assert (page["runs"], page["next"]) == ([], None), guess
+        for what in filters:
             for status in ([], ["completed"], ["failed"], ["waiting", "completed", "failed", "cancelled"]):
                 asked = {"action": "cancel", "filter": {"status": status, **what}, "dry_run": True}
                 tried = (await http.post("bulk", json=asked)).json()

@@ -86,6 +86,7 @@ async def read_metrics(call: Call[None, None]) -> Response:
         raise Problem(
             404, "metrics_off", "this server does not serve metrics", hint="turn them on: engine.asgi(metrics=True)"
         )
+    _check_sees_all(call)
     return Response(await read(), headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -205,11 +206,15 @@ async def release_lock(call: Call[None, None]) -> shapes.Locks:
     return shapes.Locks([_lock(held)])
 
 
+def _check_sees_all(call: Call[Any, Any]) -> None:
+    if call.access.programs is not None:
+        raise Problem(403, "forbidden", f"{call.access.name} may not see this: it is about the runs of all programs")
+
+
 async def check_store(call: Call[None, None]) -> shapes.Doctor:
     """Check the store and its environment; this takes a while if the store is large."""
     client, here = call.service.client, call.service.programs.here
-    if call.access.programs is not None:
-        raise Problem(403, "forbidden", f"{call.access.name} may not see this: it is about the runs of all programs")
+    _check_sees_all(call)
     text = call.service.redaction(call.access).text
     checks = [*software(), *place(client.store), *await examine(client, None if here is None else [*here])]
     return shapes.Doctor(
