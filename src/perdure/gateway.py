@@ -212,14 +212,14 @@ class LocalGateway(StoreGateway):
 
     # --- replay ---------------------------------------------------------------------------------------------------
 
-    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
+    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch], origin: Sequence[Batch] = ()) -> bool:
         """Replay a journal that is not in the store yet."""
         started = past[0].events[0]
         assert isinstance(started, RunStarted)
         if self.orchestrator is None or started.program not in self.programs:
             return False
         try:
-            await self.orchestrator.loader.check_replay(run_id, past)
+            await self.orchestrator.loader.check_replay(run_id, past, origin)
         except Exception as error:
             raise refused(id, error) from error
         return True

@@ -380,7 +380,7 @@ def test_the_code_is_read_once_and_only_if_the_body_does_not_call_the_step_itsel
 
     monkeypatch.setattr("perdure.authoring.code.program.read_code", read)
     fresh = CodeProgram("settle", "1", shop.settle.fn, {})
-    assert [fresh.lost_step("check") for _ in range(3)] == [None] * 3
+    assert [fresh.lost("check") for _ in range(3)] == [None] * 3
     assert reads == []
-    assert [fresh.lost_step("gone") for _ in range(3)] == [None] * 3
+    assert [fresh.lost("gone") for _ in range(3)] == [None] * 3
     assert len(reads) == 1

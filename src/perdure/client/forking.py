@@ -334,7 +334,7 @@ class Forks:
         for without in candidates:
             past = retried(batches, without, started, now)
             try:
-                if await self._gateway.check_replay(id, run_id, past):
+                if await self._gateway.check_replay(id, run_id, past, batches):
                     return past
             except CannotRetry as error:
                 refused = refused or error

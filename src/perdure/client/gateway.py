@@ -91,8 +91,11 @@ class RunGateway(Protocol):
         """Write what is only in memory here, with a snapshot, and say before which number; None if it is not here."""
         return None
 
-    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
-        """Raise ForkRefused if the code does not fit a journal. False if the code is not here."""
+    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch], origin: Sequence[Batch] = ()) -> bool:
+        """Raise ForkRefused if the code does not fit a journal. False if the code is not here.
+
+        `origin`: the whole journal of the run that it retries, of which it has the outcomes.
+        """
         return False
 
     def created(self, run_id: str, started: RunStarted) -> None:

@@ -65,6 +65,8 @@ class StepSpec:
     version: str = ""
     # The name under which workers serve it, if its node has another one.
     served_as: str = ""
+    # The function that it calls, if that has another name; of a lambda, the names in it.
+    function: str = ""
     # Where its arguments hold secrets, by parameter: the executor puts them in.
     secrets: tuple[tuple[str, tuple[Place, ...]], ...] = ()
 

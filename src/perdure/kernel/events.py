@@ -209,6 +209,8 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     names: tuple[str, ...] = ()
     # The version of a node, where it has one: `@node(version="2")`.
     version: str = ""
+    # The function that it calls, if that has another name than the step; of a lambda, the names in it.
+    function: str = ""
 
 
 class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
@@ -394,6 +396,8 @@ class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
     structure: str = ""
     # Whether it runs when everything else has ended: a retry runs it again.
     last: bool = False
+    # The function of its workflow, if that has another name.
+    function: str = ""
 
 
 class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):
@@ -499,7 +503,8 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
 
     `inputs` replace arguments that the program gives to ops, by op and name; `values` the outcomes of ops in chunks of
     maps, by op path; `state` are values that are published from here on. `run` is the context of the origin, without
-    tags. `by`: who asked for it.
+    tags. `by`: who asked for it. `code`: the source that the origin was executed with, if its claims are not here;
+    `children`: the paths of its children, without numbers, each with its function as in ChildStarted.
     """
 
     run_id: str
@@ -510,6 +515,8 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     run: RunContext | None = None
     by: str = ""
     values: dict[str, Raw] | None = None
+    code: str = ""
+    children: dict[str, str] | None = None
 
 
 class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
@@ -535,6 +542,8 @@ class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
     version: str = ""
     # As in StepSucceeded.
     digest: str = ""
+    # As in StepStarted, and in ChildStarted.
+    function: str = ""
 
 
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):

@@ -164,6 +164,11 @@ def op_name(op: str) -> str:
     return op.rpartition("/")[2].partition(":")[0]
 
 
+def numberless(op: str) -> str:
+    """An op path without the numbers: `rag/embed` of `rag:1/embed:0`."""
+    return "/".join(op_name(part) for part in op.split("/"))
+
+
 def enclosing(op: str, paths: Container[str]) -> str:
     """The innermost of these op paths that an op lies within, at any depth; empty if it lies within none."""
     while (end := op.rfind("/")) >= 0:

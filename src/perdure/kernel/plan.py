@@ -106,8 +106,8 @@ def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
             _start_remote(state, command, now, result)
         elif type(command) is RunStep:
             event = StepStarted(command.op, 1, command.inputs_hash, command.source)
-            if command.spec.version:
-                event = msgspec.structs.replace(event, version=command.spec.version)
+            if command.spec.version or command.spec.function:
+                event = msgspec.structs.replace(event, version=command.spec.version, function=command.spec.function)
             if command.spec.record_inputs:
                 event = _with_inputs(event, command)
             events.append(event)
@@ -207,6 +207,13 @@ def _id_of(start: Start) -> str:
     return started.id
 
 
+def _function(command: StartChild) -> str:
+    """The name of the function of a child, if it has one, and that is not the name of its program."""
+    defined = getattr(command.own, "defined", None)
+    name = "" if defined is None or command.embedded else defined.place[1].rpartition(".")[2]
+    return "" if name == command.program else name
+
+
 def _start_child(state: RunState, command: StartChild, now: float, result: Plan, known: str = "") -> None:
     assert state.started is not None
     kept = Raw(command.input)
@@ -223,6 +230,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         refused=command.refused is not None,
         structure="" if command.embedded else command.structure,
         last=command.last,
+        function=_function(command),
     )
     if command.refused is not None:
         failed = ChildFinished(command.op, RunStatus.FAILED, error=command.refused)
@@ -265,7 +273,7 @@ def _with_inputs(event: StepStarted, command: RunStep) -> StepStarted:
 def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -> None:
     assert state.started is not None
     op = command.op
-    event = StepStarted(op, 1, command.inputs_hash, command.source, command.spec.queue)
+    event = StepStarted(op, 1, command.inputs_hash, command.source, command.spec.queue, function=command.spec.function)
     result.events.append(_with_inputs(event, command) if command.spec.record_inputs else event)
     if command.refused is not None:
         result.events.append(StepFailed(op, 1, command.refused))

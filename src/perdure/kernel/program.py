@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from perdure.kernel.schedules.schedule import ProgramSchedule
 
 
+# The kind of a function that the code did not call before.
+NEW_CALL = "a new call"
+_UNKNOWN = Source()
+
+
 class Execution(Protocol):
     """One run of a program in memory: a state machine that takes events and returns commands.
 
@@ -116,7 +121,7 @@ class Program(Protocol):
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
     - `types`, `defaults`, `encode_input`, `check_input`, `call_signature`, `signature`: arguments are kept by name,
       bound to the parameters of the day, and refused where they are wrong.
-    - `step_names`, `source_map`, `lost_step`, `source`, `repairs`, `children`, `drawn`: what its code does, for
+    - `step_names`, `source_map`, `lost`, `source`, `repairs`, `children`, `drawn`: what its code does, for
       explanations, diagrams and tests.
     """
 
@@ -203,10 +208,11 @@ class Program(Protocol):
         """The source lines that mention ops, for the explanation of a divergence."""
         return NO_SOURCE
 
-    def lost_step(self, name: str, source: str = "") -> OpView | None:
-        """The function that its code calls in place of a recorded step, if that is no step: replay would call it again.
+    def lost(self, name: str, source: str = "", function: str = "", before: Source = _UNKNOWN) -> OpView | None:
+        """What its code calls in place of a recorded step or child, if that is neither: replay would call it again.
 
-        `source`: the line of the recorded call.
+        `source`: the line of the recorded call; `function`: its function, if that had another name; `before`: the
+        source that it was called by, as far as it is known. What takes its place by that source alone is NEW_CALL.
         """
         return None
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from msgspec import Raw
@@ -56,6 +57,7 @@ from perdure.kernel.commands import (
 from perdure.kernel.divergence.explain import Evidence, commanded_op, explain, given_up_op, recorded_op
 from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -832,13 +834,15 @@ def open_replay(
     batches: Iterable[Batch] = (),
     rules: Callable[[Program], Resolve | None] = lambda program: None,
     kind: type[Replay] = Replay,
+    sources: Mapping[str, Source] = MappingProxyType({}),
 ) -> Replay:
     """A new replay with the patch history of `batches`, of the program that fits.
 
     Raises UnknownProgram or UnknownVersion if no program fits, and Diverged if a recorded step is a plain function now.
+    `sources` are those that the run was executed with, by id, as far as they are known.
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
-    check_steps(programs, program, batches)
+    check_steps(programs, program, batches, sources)
     past = patch_history(state, batches, decides=program.decides)
     execution = program.open(run_id, started, codec, past)
     return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))

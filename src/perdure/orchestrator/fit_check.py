@@ -282,6 +282,7 @@ class FitCheck:
             try:
                 started = await orchestrator.payloads.with_input(batches)
                 await orchestrator.definitions.load(started, batches)
+                await orchestrator.session.sources.read(batches)
                 found.append(Checked(row, started, await orchestrator.loader.inflate(row.run_id, started, batches)))
             except StoreUnavailable:
                 raise

@@ -31,6 +31,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.claims import standing
+from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.divergence.recorded_source import executing
 from perdure.kernel.divergence.recorder import explain_parts, explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs, proceed
@@ -418,7 +419,7 @@ class Loader:
         repairing = self._repairs.repair(error, one.batches, sources)
         fit: bool | None = None
         while isinstance(tried := await self._session.in_thread(partial(proceed, repairing, fit)), Programs):
-            fit = await self._session.in_turns(fit_parts(tried, codec, one.run_id, one.started, one.batches))
+            fit = await self._session.in_turns(fit_parts(tried, codec, one.run_id, one.started, one.batches, sources))
         return tried
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -437,7 +438,8 @@ class Loader:
             ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
             return resolver(NONE if ours else self._rules, program.rules, started, program.name)
 
-        return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind)
+        sources = self._session.sources.recorded
+        return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind, sources)
 
     async def inflate(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Sequence[Batch]:
         """A journal with the offloaded values in place that its program needs; all, if it has none here."""
@@ -463,10 +465,17 @@ class Loader:
         """Raise why a run that has not begun cannot begin with the input it has."""
         self._programs.find(started.program, started.version).check_input(started.input, self._services.codec)
 
-    async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
-        """Raise the error that would keep a run with this journal from continuing. Writes nothing, calls no step."""
+    async def check_replay(self, run_id: str, batches: Sequence[Batch], origin: Sequence[Batch] = ()) -> None:
+        """Raise the error that would keep a run with this journal from continuing. Writes nothing, calls no step.
+
+        `origin`: the whole journal of the run that it retries, of which it has the outcomes.
+        """
         started = await self._payloads.with_input(batches)
         await self._services.programs.load(started, batches)
+        await self._session.sources.read([*batches, *origin])
+        if origin:
+            program = self._programs.find(started.program, started.version)
+            check_steps(self._programs, program, origin, self._session.sources.recorded)
         whole = await self.inflate(run_id, started, batches)
         await self._session.in_callback(lambda: self._check(run_id, started, whole))
 
@@ -571,6 +580,7 @@ class Loader:
                     continue  # its start was refused, and there is no such run
                 started = await self._payloads.with_input(batches)
                 await self._services.programs.load(started, batches)
+                await self._session.sources.read(batches)
                 later = self._takes_references(started)
                 ready.append(Ready(run_id, started, batches if later else await self._payloads.inflate(batches)))
             except StoreUnavailable:

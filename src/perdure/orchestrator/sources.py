@@ -1,4 +1,4 @@
-"""Store the source of each program that runs here once: explanations need it after the code has changed.
+"""Store the source of each program that runs here once: checks and explanations need it after the code has changed.
 
 The structure of a graph or a flow is stored in the same way: views of its runs need it in processes without the code.
 """
@@ -6,21 +6,25 @@ The structure of a graph or a flow is stored in the same way: views of its runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 from perdure.errors import PerdureError
-from perdure.kernel.divergence.source import Source
-from perdure.kernel.events import RunStarted
+from perdure.kernel.divergence.recorded_source import source_ids
+from perdure.kernel.divergence.source import NO_SOURCE, Source
+from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.state import RunState
 from perdure.logs import log
+from perdure.ports.blobs import source_of
 from perdure.ports.store import Store
 
 # How long a claim waits at most until the source that it names is stored.
 MOMENT = 1.0
+# How many recorded sources are kept in memory.
+MOST = 1000
 
 
 class ProgramSources:
@@ -32,10 +36,20 @@ class ProgramSources:
         self._codes: dict[tuple[str, str], str] = {}
         # Programs whose source a claim need not wait for, by name and version.
         self.ready: set[tuple[str, str]] = set()
+        # The sources that runs were executed with, by id; empty ones if they cannot be read.
+        self.recorded: dict[str, Source] = {}
         self._under_way = 0
         # Set while none is being stored.
         self._stored = asyncio.Event()
         self._stored.set()
+
+    async def read(self, batches: Sequence[Batch]) -> None:
+        """Read the sources that a run was executed with, unless they are known."""
+        for code in source_ids(batches):
+            if code not in self.recorded:
+                if len(self.recorded) >= MOST:
+                    del self.recorded[next(iter(self.recorded))]
+                self.recorded[code] = await source_of(self._store.blobs, code) or NO_SOURCE
 
     async def make_ready(self, started: RunStarted) -> None:
         """Store the source of the program that continues a run before its claim names it: a kill may follow at once."""

@@ -35,10 +35,16 @@ async def sources_of(blobs: Blobs, batches: Sequence[Batch]) -> dict[str, Source
     """The sources and structures that a run was executed with, by id, in order; without those that cannot be read."""
     found: dict[str, Source] = {}
     for code in source_ids(batches):
-        try:
-            data = await blobs.get(code)
-        except PerdureError:
-            continue
-        if data is not None:
-            found[code] = decode_source(data)
+        source = await source_of(blobs, code)
+        if source is not None:
+            found[code] = source
     return found
+
+
+async def source_of(blobs: Blobs, code: str) -> Source | None:
+    """A stored source or structure; None if it cannot be read."""
+    try:
+        data = await blobs.get(code)
+    except PerdureError:
+        return None
+    return None if data is None else decode_source(data)

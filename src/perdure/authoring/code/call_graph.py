@@ -25,7 +25,7 @@ _FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 # A function that uses these may call anything.
 _OPEN_ENDS = {"getattr", "globals", "locals", "vars", "eval", "exec", "__import__", "import_module"}
 # These call steps and programs by name.
-_BY_NAME = {"step_inline", "call"}
+BY_NAME = {"step_inline", "call"}
 
 
 def called_steps(fn: Callable[..., Any]) -> StepNames:
@@ -33,7 +33,7 @@ def called_steps(fn: Callable[..., Any]) -> StepNames:
     walk = Walk()
     walk.visit(fn, frozenset())
     walk.finish()
-    return StepNames(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
+    return StepNames(frozenset(walk.steps), frozenset(walk.texts), walk.complete and not walk.by_name)
 
 
 def workflows(fn: Callable[..., Any]) -> list[Any]:
@@ -52,6 +52,8 @@ class Walk:
         self.workflows: list[Any] = []
         self.texts: set[str] = set()
         self.complete = True
+        # Whether steps or programs are called by names that are texts.
+        self.by_name = False
         # By id. Keeps the objects alive, so that an id is not reused during the walk.
         self._seen: dict[int, Any] = {}
         self._todo: list[tuple[Any, frozenset[str]]] = []
@@ -96,8 +98,7 @@ class Walk:
         elif isinstance(found, type):
             self._attributes(found, attributes)
         elif isinstance(own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
-            self.workflows.append(found)
-            self.visit(own(found, "fn"), frozenset())  # another workflow: its steps run under the same rules
+            self._workflow(found)
         elif getattr(found, "__name__", "") in _OPEN_ENDS:
             self.complete = False
         elif type(found).__module__ not in _PLAIN:
@@ -106,6 +107,10 @@ class Walk:
                 self.visit(own(found, name), frozenset())
             self.complete = False
 
+    def _workflow(self, found: Any) -> None:
+        self.workflows.append(found)
+        self.visit(own(found, "fn"), frozenset())  # its steps run under the same rules
+
     def _items(self, items: Any) -> None:
         for item in list(items)[:MOST]:
             if not isinstance(item, str | int | float | bytes | bool | None):
@@ -113,8 +118,8 @@ class Walk:
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
         if not is_users(module.__name__):
-            if attributes & (_BY_NAME | _OPEN_ENDS):
-                self.complete = False
+            self.by_name |= not attributes.isdisjoint(BY_NAME)
+            self.complete &= attributes.isdisjoint(_OPEN_ENDS)
             return
         for name in attributes:
             self.visit(vars(module).get(name), attributes)
@@ -128,8 +133,8 @@ class Walk:
 
     def _function(self, function: FunctionType) -> None:
         if not is_users(function.__module__ or ""):
-            if function.__name__ in _BY_NAME | _OPEN_ENDS:
-                self.complete = False
+            self.by_name |= function.__name__ in BY_NAME
+            self.complete &= function.__name__ not in _OPEN_ENDS
             return
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))

@@ -17,13 +17,14 @@ from msgspec import Raw
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.call_graph import called_steps, workflows
 from perdure.authoring.code.loop import short
+from perdure.authoring.code.new_calls import called, new_call
 from perdure.authoring.code.source import read_source
-from perdure.authoring.code.source_map import Code, read_code
+from perdure.authoring.code.source_map import Code, read_code, read_map
 from perdure.authoring.code.step import parameter_types
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
-from perdure.kernel.divergence.source import Source
+from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import RunStarted
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
@@ -74,8 +75,9 @@ class CodeProgram(Program):
         self.rules = NONE
         self._step_names: StepNames | None = None
         self._code: Code | None = None
+        self._map: SourceMap | None = None
         self._fields: bool | None = None
-        self._lost_steps: dict[str, OpView | None] = {}
+        self._lost: dict[tuple[str, str, str], OpView | None] = {}
         self._source: Source | None = None
 
     @property
@@ -112,20 +114,36 @@ class CodeProgram(Program):
 
     def source_map(self) -> SourceMap:
         """At which lines the function, and what it calls, names ops."""
-        return self._read_code().source_map
+        if self._map is None:
+            self._map = read_map(self._fn)
+        return self._map
 
-    def lost_step(self, name: str, source: str = "") -> OpView | None:
-        """What the function calls in place of a step of this name, called at this line, if that is not a step."""
-        if name not in self._lost_steps:
-            self._lost_steps[name] = None if self._calls(name) else self._read_code().lost_step(name, source)
-        return self._lost_steps[name]
+    def lost(self, name: str, source: str = "", function: str = "", before: Source = NO_SOURCE) -> OpView | None:
+        """What the function calls as it is, in place of a recorded step or child: see Program."""
+        key = name, function, before.digest()
+        if key not in self._lost:
+            self._lost[key] = None if self._calls(name) else self._find_lost(name, source, function, before)
+        return self._lost[key]
+
+    def _find_lost(self, name: str, source: str, function: str, before: Source) -> OpView | None:
+        code = self._read_code()
+        found = code.lost(name, source, function)
+        if found is not None or not before.parts:
+            return found
+        if name not in code.shown:
+            # The code may ask for it in a way that does not show; it calls the function itself, and did not before.
+            for one in sorted(set(function.split()) & code.plain.keys() - code.shown - called(before)):
+                return code.plain[one]
+        if not code.closed or code.may_ask_for(name):
+            return None
+        return new_call(before, self.source(), code.steps | code.children)
 
     def _calls(self, name: str) -> bool:
-        """Whether the function itself calls a step that its module has under this name."""
-        spec = getattr(self._fn.__globals__.get(name), "spec", None)
-        if name not in self._fn.__code__.co_names or not isinstance(spec, StepSpec) or spec.name != name:
-            return False
-        return not _FUNCTIONS.intersection(self._fn.__code__.co_names)
+        """Whether the function itself calls a step or a workflow that its module has under this name."""
+        found = self._fn.__globals__.get(name)
+        spec = getattr(found, "spec", found)
+        is_one = isinstance(spec, StepSpec | CodeProgram) and spec.name == name
+        return is_one and name in self._fn.__code__.co_names and _FUNCTIONS.isdisjoint(self._fn.__code__.co_names)
 
     def _read_code(self) -> Code:
         if self._code is None:

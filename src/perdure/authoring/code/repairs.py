@@ -148,7 +148,10 @@ def _guards(
     larger = [[_span(_body(before), _body(now))], [Hunk(_body(before), _body(now), 0, 0)]]
     line = _line(divergence)
     nearest = sorted(hunks, key=lambda hunk: abs(hunk.line + new.line - 1 - line))
-    groups = [*([hunk] for hunk in nearest[:4] if len(hunks) > 1), hunks, *larger]
+    lost = _lost_function(divergence)
+    # What was a step and is called as it is must be under the guard: a part of the change may leave it outside.
+    parts = [[hunk] for hunk in nearest[:4]] if len(hunks) > 1 and not lost else []
+    groups = [*parts, hunks, *larger]
     name = _unused(_slug(divergence), text)
     try:
         tree = parse(text)
@@ -163,7 +166,7 @@ def _guards(
             continue
         edits += importing
         path, diff, made = _diff(function.__code__.co_filename, text, edits)
-        repaired = _compiled(program, function, tree, text, edits)
+        repaired = _compiled(program, function, tree, text, edits, lost)
         if repaired is not None:
             yield Repair(repaired, "guard the change, so that runs from before it keep their path", path, diff, made)
 
@@ -401,10 +404,18 @@ def _edited(lines: Sequence[str], edits: Sequence[Edit]) -> list[str]:
 # --- code -----------------------------------------------------------------------------------------------------------
 
 
+def _lost_function(divergence: Divergence) -> str:
+    """The function that the code calls in place of a recorded step or child; empty if that is not what has changed."""
+    now = divergence.current
+    return "" if now is None or ":" in now.path or now.kind in ("end", "input") else now.name
+
+
 def _compiled(
-    program: Any, function: FunctionType, tree: ast.Module, text: str, edits: Sequence[Edit]
+    program: Any, function: FunctionType, tree: ast.Module, text: str, edits: Sequence[Edit], lost: str
 ) -> Program | None:
     """The program with one function as edited; None if it does not compile, or needs other variables.
+
+    The `lost` function refuses to be called: it was a step, and no trial may do what it does.
 
     Compiled alone, at the lines that it will have in its file: a file may be long, and repairs many.
     """
@@ -425,7 +436,11 @@ def _compiled(
     made = next((one for one in codes_of(module) if one.co_qualname == function.__qualname__), None)
     if made is None or made.co_freevars != code.co_freevars:
         return None
-    return _rebound(program, function, made, {})
+    return _rebound(program, function, made, {lost: _refuse} if callable(function.__globals__.get(lost)) else {})
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("a repair that calls what was a step is not tried")
 
 
 def _patched(id: str) -> bool:

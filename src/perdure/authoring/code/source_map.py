@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.authoring.code.call_graph import Walk, codes_of, instructions_of, is_users, own
+from perdure.authoring.code.call_graph import BY_NAME, Walk, codes_of, instructions_of, is_users, own
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, step
 from perdure.kernel.commands import StepSpec
@@ -40,63 +40,109 @@ _OPS = {
     ("asyncio", "wait"): "timer",
 }
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_MAKES_TEXT = {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING", "BINARY_OP"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
+# What the variables of an inner function are loaded with before it is made, and functions inside a function are.
+_OF_CLOSURES = {"LOAD_CLOSURE", "BUILD_TUPLE", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF"}
 # What leaves the value that was loaded last as it is.
 _SAME = {"CACHE", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP", "COPY", "SWAP", "PRECALL"}
 # The most lines, and one more, that a decorator of a step is expected to take.
 _DECORATOR = 4
+_INLINE = "step_inline"
 _PARSING = threading.Lock()
 
 
 class Code(msgspec.Struct, frozen=True):
-    """What the code of a program mentions: its source map, its steps, and what it calls as it is, by name."""
+    """What the code of a program calls: its steps and children, and what it calls as it is, by name."""
 
-    source_map: SourceMap
     steps: frozenset[str]
+    # The workflows that it runs as children.
+    children: frozenset[str]
     plain: dict[str, OpView]
     # Functions of the user that are called, by line; none if the code may call steps that it does not show.
     calls: dict[str, OpView]
-    # The steps of the modules of these functions, called or not.
+    # The steps and workflows of the modules of these functions, called or not.
     defined: frozenset[str]
     # Functions that are called by no name of theirs: from a table, or through an attribute that the code makes.
     unnamed: dict[str, OpView]
+    # Texts of which names are made; whether no step or workflow is called but those above, and those of such names.
+    pieces: frozenset[str]
+    closed: bool
+    # Those steps and children that the code is seen to ask for.
+    shown: frozenset[str]
 
-    def lost_step(self, name: str, source: str = "") -> OpView | None:
-        """What the code calls under the name of a step, if that is not a step; `source`: where the step was called.
+    def lost(self, name: str, source: str = "", function: str = "") -> OpView | None:
+        """What the code calls in place of a step or a workflow of this name, if that is neither.
 
-        The function of a step may have had another name than the step. Without its decorator the code after it is a
-        few lines further up.
+        `source`: where it was called. `function`: its function, where that had another name. Without its decorator the
+        code after it is a few lines further up.
         """
-        if name in self.steps:
+        if self.may_ask_for(name):
             return None
         if name in self.plain or name in self.unnamed:
             return self.plain.get(name) or self.unnamed[name]
+        for one in function.split():
+            if one in self.plain and one not in self.steps | self.children:
+                return self.plain[one]
         if name in self.defined:
             return None
         file, _, line = _in_any_folder(source).rpartition(":")
         lines = range(int(line), max(0, int(line) - _DECORATOR), -1) if line.isdecimal() else ()
         return next((found for n in lines if (found := self.calls.get(f"{file}:{n}"))), None)
 
+    def may_ask_for(self, name: str) -> bool:
+        """Whether the code may ask for a step or a child of this name."""
+        return name in self.steps or name in self.children or any(piece in name for piece in self.pieces)
 
-def read_code(fn: Callable[..., Any]) -> Code:
-    """What `fn` and the functions that it calls mention."""
-    walk = _SourceWalk()
+
+def read_map(fn: Callable[..., Any]) -> SourceMap:
+    """The ops that `fn`, the functions that it calls and its children mention."""
+    walk = _SourceWalk(enters=True)
     walk.visit(fn, frozenset())
     walk.finish()
     lines = {name: tuple(dict.fromkeys(one.place for one in found)) for name, found in walk.mentions.items()}
     mentions = {name: tuple(dict.fromkeys(found)) for name, found in walk.mentions.items()}
+    return SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops)
+
+
+def read_code(fn: Callable[..., Any]) -> Code:
+    """What `fn` and the functions that it calls ask for, and call; not its children, which are other executions."""
+    walk = _SourceWalk()
+    walk.visit(fn, frozenset())
+    walk.finish()
     steps = walk.steps - (walk.bypassed - walk.called)
-    steps |= walk.inline_names()
-    defined = {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_.values())}
+    children = {one.name for one in walk.workflows} - walk.bypassed
+    steps |= walk.names
+    children |= walk.names
+    pieces: frozenset[str] = frozenset()
+    if walk.makes_names:
+        texts = walk.texts_for_names()
+        steps |= texts
+        children |= texts
+        pieces = frozenset(text for text in texts if len(text) > 1)
+    modules = [list(globals_.values()) for globals_ in walk.globals.values()]
+    defined = {spec.name for values in modules for spec in _steps(values)}
+    programs = {one.name for values in modules for one in values if isinstance(one, Program)}
+    shown = frozenset(steps | children)
     if not walk.complete:
         steps |= defined - walk.bypassed
+        children |= programs - walk.bypassed
     unnamed = walk.unnamed(fn)
     # What the body makes a step of is one.
     made = {name for name, one in walk.plain.items() if one.source in walk.making}
     steps |= ({*walk.plain, *unnamed} if walk.makes_any else made) - walk.bypassed
-    source_map = SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops)
-    calls = walk.calls if walk.complete else {}
-    return Code(source_map, frozenset(steps), walk.plain, calls, frozenset(defined), unnamed)
+    is_closed = walk.complete and not walk.makes_any
+    return Code(
+        frozenset(steps),
+        frozenset(children),
+        walk.plain,
+        walk.calls if is_closed and not walk.makes_names else {},
+        frozenset(defined | programs),
+        unnamed,
+        pieces,
+        is_closed,
+        shown,
+    )
 
 
 def _steps(values: Iterable[Any], depth: int = 1) -> Iterator[StepSpec]:
@@ -109,8 +155,10 @@ def _steps(values: Iterable[Any], depth: int = 1) -> Iterator[StepSpec]:
 
 
 class _SourceWalk(Walk):
-    def __init__(self) -> None:
+    def __init__(self, *, enters: bool = False) -> None:
         super().__init__()
+        # Whether children are visited as well.
+        self._enters = enters
         self.mentions: dict[str, list[Mention]] = {}
         self.code: dict[str, str] = {}
         self.arms: dict[str, Arms] = {}
@@ -131,12 +179,23 @@ class _SourceWalk(Walk):
         # Lines on which a body makes steps itself, and whether it makes them of what it is given.
         self.making: set[str] = set()
         self.makes_any = False
+        # The names that are given to inline steps and to `call`, and whether the code makes some of them.
+        self.names: set[str] = set()
+        self.makes_names = False
+        # Functions that are passed on, to be called as steps.
+        self.passed: set[str] = set()
         # Where attributes of objects are read that the code alone does not show.
         self._reads: dict[str, tuple[CodeType, int]] = {}
 
-    def inline_names(self) -> set[str]:
-        """What may be the name of an inline step: a text of a function that calls `step_inline`, or leads to a call."""
-        leading, known = {"step_inline"}, 0
+    def _workflow(self, found: Any) -> None:
+        if self._enters:
+            super()._workflow(found)
+        else:
+            self.workflows.append(found)
+
+    def texts_for_names(self) -> set[str]:
+        """What may be the name of an inline step, or a part of it: a text of a function that leads to such a call."""
+        leading, known = set(BY_NAME), 0
         while len(leading) > known:
             known = len(leading)
             leading |= {name for name, _, loaded in self._functions if not loaded.isdisjoint(leading)}
@@ -149,7 +208,10 @@ class _SourceWalk(Walk):
             every = (value for names in self.globals.values() for value in list(names.values()))
             found = {value.__name__: value for value in every if isinstance(value, FunctionType)} | found
         known = {fn, *(own(workflow, "fn") for workflow in self.workflows)}
-        return {name: self._at_definition(one) for name, one in found.items() if one not in known}
+        passed = self.passed - self.plain.keys()
+        return {
+            name: self._at_definition(one) for name, one in found.items() if one not in known and name not in passed
+        }
 
     def _at_definition(self, function: FunctionType) -> OpView:
         code = function.__code__
@@ -173,6 +235,7 @@ class _SourceWalk(Walk):
         self.globals[id(function.__globals__)] = function.__globals__
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))
+        passed_on = {inner for code in codes for inner in _passed_on(code)}
         local = {name for code in codes for name in _local_functions(code)}
         for code in codes:
             self._lines_of(code)
@@ -180,12 +243,22 @@ class _SourceWalk(Walk):
             found: Any = None
             # How many arguments of `step_inline` are still to be loaded: its name, and then what it calls.
             inline = 0
-            for one in instructions_of(code):
+            # Whether the second one is a function that is not called here.
+            passes = False
+            if code in passed_on:
+                continue
+            instructions = instructions_of(code)
+            makes_text = any(one.opname in _MAKES_TEXT for one in instructions)
+            for one in instructions:
                 position = one.positions
                 line = position.lineno if position is not None else None
                 at = (line, position.col_offset) if position is not None else None
                 name = str(one.argval)
-                passed = inline == 1
+                passed = inline == 1 and passes
+                if inline == 2 and one.opname not in _SAME:
+                    is_text = one.opname == "LOAD_CONST" and isinstance(one.argval, str)
+                    self.names |= {name} if is_text else set()
+                    self.makes_names |= makes_text or not is_text
                 inline = max(0, inline - (one.opname not in _SAME))
                 if line is not None and one.opname == "LOAD_FAST" and name not in local:
                     self.makes_any |= self._place(code, line) in self.making
@@ -199,9 +272,12 @@ class _SourceWalk(Walk):
                     found = None
                 elif one.opname in _LOADS:
                     found = _value(function, free, name)
-                    if not passed:
+                    if passed:
+                        self.passed |= {name, str(getattr(found, "__name__", name))}
+                    else:
                         self._refer(name, found, code, line)
-                    inline = 2 if getattr(found, "__name__", "") == "step_inline" else inline
+                    if _takes_a_name(found):
+                        inline, passes = 2, getattr(found, "__name__", "") == _INLINE
                     loaded |= {name, str(getattr(found, "__name__", name))}
                     if isinstance(found, str):
                         texts.add(found)
@@ -211,6 +287,8 @@ class _SourceWalk(Walk):
                     loaded.add(name)
                     whole = found if one.opname == "IMPORT_FROM" else None
                     found = self._attribute(found, name, code, line)
+                    if _takes_a_name(found):
+                        inline, passes = 2, getattr(found, "__name__", "") == _INLINE
                     self._note(_name(found), code, line, at)
                     found = whole if whole is not None else found
                     continue
@@ -228,12 +306,12 @@ class _SourceWalk(Walk):
             if line is not None:
                 self._reads[name] = code, line
             return None
-        spec = own(owner, "spec")
-        if isinstance(spec, StepSpec):
+        called = _called_name(owner)
+        if called:
             if name in ("fn", "__wrapped__") and line is not None:
-                self.called.discard(spec.name)
-                self.bypassed.add(spec.name)
-                self._plain(spec.name, code, line, "called as a plain function")
+                self.called.discard(called)
+                self.bypassed.add(called)
+                self._plain(called, code, line, "called as a plain function")
             return None
         found = vars(owner).get(name) if isinstance(owner, ModuleType) else inspect.getattr_static(owner, name, None)
         if isinstance(found, staticmethod | classmethod):
@@ -299,6 +377,19 @@ class _SourceWalk(Walk):
                 self.arms[place] = self._files[file].get(line, ())
 
 
+def _called_name(owner: Any) -> str:
+    """The name of a step or of a workflow in code; empty for anything else."""
+    spec = own(owner, "spec")
+    if isinstance(spec, StepSpec):
+        return spec.name
+    return owner.name if isinstance(owner, Program) and isinstance(own(owner, "fn"), FunctionType) else ""
+
+
+def _takes_a_name(found: Any) -> bool:
+    """Whether it is `step_inline` or `call`, whose first argument is a name."""
+    return getattr(found, "__name__", "") in BY_NAME and str(getattr(found, "__module__", "")).startswith("perdure.")
+
+
 def _in_any_folder(place: str) -> str:
     """A place without the folder: a deploy may be in another one."""
     return place.rpartition("/")[2]
@@ -313,6 +404,25 @@ def _local_functions(code: CodeType) -> set[str]:
             found.add(str(one.argval))
         made = one.opname == "MAKE_FUNCTION" or (made and one.opname == "SET_FUNCTION_ATTRIBUTE")
     return found
+
+
+def _passed_on(code: CodeType) -> Iterator[CodeType]:
+    """The functions inside a function that it gives to `step_inline`, which calls them as steps."""
+    inner = {one.co_name: one for one in code.co_consts if isinstance(one, CodeType)}
+    # How many values are still to be loaded: the name of the step, and then its function.
+    left = 0
+    for one in instructions_of(code) if inner else ():
+        if one.opname in (*_LOADS, *_ATTRIBUTES) and one.argval == _INLINE:
+            left = 2
+        elif left == 2 and one.opname not in _SAME:
+            left = 1
+        elif left and one.opname not in _SAME | _OF_CLOSURES:
+            left = 0
+            if isinstance(one.argval, CodeType):
+                yield one.argval
+        elif left and one.opname != "LOAD_CLOSURE" and one.argval in inner:
+            left = 0
+            yield inner[one.argval]
 
 
 def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 from asyncio import events
@@ -252,6 +253,7 @@ class StepDecorator:
                 errors=local_errors(fn, depth + 1),
                 queue=self._queue,
                 record_inputs=self._record_inputs,
+                function="" if self._name in (None, fn.__name__) else _function_of(fn, self._name),
             )
         )
 
@@ -301,8 +303,20 @@ def step_inline(name: str, fn: Callable[..., Any], *args: Any) -> Coroutine[Any,
         fn=fn,
         asynchronous=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn),
         generator=_is_generator(fn),
+        function=_function_of(fn, name),
     )
     return body.run_step(spec, args, {}, sys._getframe(1))  # type: ignore[return-value]
+
+
+def _function_of(fn: Any, step: str | None) -> str:
+    """The name of a step's function, if it is not that of the step; of a lambda, the names in it."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if name == "<lambda>":
+        code = fn.__code__
+        return " ".join((*code.co_names, *code.co_freevars))[:200]
+    return "" if name == step else str(name)
 
 
 def seconds(value: float | timedelta, what: str) -> float:

@@ -54,8 +54,8 @@ class Workflow(CodeProgram, Generic[P, R]):
         """The same workflow with another function of the same signature."""
         made = copy.copy(self)
         made._fn = made.fn = made.__wrapped__ = fn
-        made._source = made._code = made._step_names = None
-        made._lost_steps = {}
+        made._source = made._code = made._map = made._step_names = None
+        made._lost = {}
         return made
 
     def __repr__(self) -> str:

@@ -75,7 +75,9 @@ class Evidence(msgspec.Struct, frozen=True):
 def recorded_op(event: AnyEvent) -> OpView | None:
     """The op that an event begins, or None."""
     if isinstance(event, StepStarted):
-        op = OpView("step", event.op, op_name(event.op), event.inputs, event.source, queue=event.queue)
+        op = OpView(
+            "step", event.op, op_name(event.op), event.inputs, event.source, queue=event.queue, function=event.function
+        )
         return op if event.attempt == 1 else None
     if isinstance(event, WaitOpened):
         if event.kind == "timer":

@@ -21,6 +21,8 @@ class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: str = ""
     # Of a node whose sources have changed: where it takes them from, as in `order = input.order`.
     takes: str = ""
+    # The function of a recorded step or child, if that had another name.
+    function: str = ""
 
     def __str__(self) -> str:
         """`step charge:0`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
+from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunForked, RunStarted
 from perdure.kernel.patches import commanded
 
 
@@ -17,14 +17,26 @@ def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
                 found.append((number, event.code))
             elif isinstance(event, RunStarted) and event.structure:
                 found.append((number, event.structure))
+            elif isinstance(event, RunForked) and event.code:
+                found.append((0, event.code))  # of all that was kept, which stands before it
     return found
+
+
+def last_code(batches: Sequence[Batch]) -> str:
+    """The id of the source that the code's last op was recorded with; empty if it was not stored, or is a structure."""
+    code = code_at(batches, last_command(batches))
+    started = batches[0].events[0]
+    return "" if isinstance(started, RunStarted) and code == started.structure else code
 
 
 def source_ids(batches: Sequence[Batch]) -> list[str]:
     """The ids of the sources and structures that a run and its children were executed with, each once."""
-    events = (event for batch in batches for event in batch.events)
-    of_children = (event.structure for event in events if isinstance(event, ChildStarted) and event.structure)
-    return list(dict.fromkeys([*(code for _, code in codes(batches)), *of_children]))
+    found = dict.fromkeys(code for _, code in codes(batches))
+    for batch in batches:
+        for event in batch.events:
+            if type(event) is ChildStarted and event.structure:
+                found[event.structure] = None
+    return list(found)
 
 
 def code_at(batches: Sequence[Batch], seq: int) -> str:

@@ -16,6 +16,7 @@ from msgspec import Raw
 from perdure.errors import UsageError
 from perdure.kernel.chunks import MapShape
 from perdure.kernel.context import RunContext, started_context, without_tags
+from perdure.kernel.divergence.recorded_source import code_at
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -155,6 +156,7 @@ def fork(
     result: list[Batch] = []
     recorded: dict[str, Raw] = {}
     owner: str | None = None
+    first_code = started.structure
     seq = 0
     for batch in batches:
         events: list[AnyEvent] = []
@@ -165,7 +167,7 @@ def fork(
                 events.append(started)
             elif isinstance(event, RunClaimed):
                 if event.epoch == 1:
-                    owner = event.owner
+                    owner, first_code = event.owner, event.code or first_code
                     events.append(RunClaimed(owner, 1, names=event.names, code=event.code))
             elif type(event) in _SHARED and not edit.leaves_out(number, event):
                 for kept in edit.made_of(number, event):
@@ -177,7 +179,9 @@ def fork(
             seq += len(events)
     at = max(now, result[-1].at)
     context = context_of(batches, origin)
-    last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state, context)]
+    code = code_at(batches, point.seq)
+    code = "" if code == first_code else code
+    last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state, context, code=code)]
     if owner is not None:
         last.insert(-1, RunReleased(owner))
     result.append(Batch(seq, at, last))

@@ -16,6 +16,7 @@ from msgspec import Raw
 from perdure.errors import CannotRetry, UsageError
 from perdure.kernel.chunks import CHUNK, chunk_range
 from perdure.kernel.commands import FINISH, Finish, OpenWait, RunStep
+from perdure.kernel.divergence.recorded_source import last_code
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -41,7 +42,7 @@ from perdure.kernel.events import (
 from perdure.kernel.history.fork import USED, Value, context_of, end_of, recorded_value
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
 from perdure.kernel.history.ops import Op, ops
-from perdure.kernel.ids import enclosing, op_name
+from perdure.kernel.ids import enclosing, numberless, op_name
 from perdure.kernel.patches import PATCH
 from perdure.kernel.plan import keep, plan
 from perdure.kernel.replay import Replay
@@ -232,7 +233,8 @@ def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, n
         past.fold(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded() or None, seen=seen)
-    forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
+    context, code = context_of(batches, started.forked_from), last_code(batches)
+    forked = RunForked(started.forked_from, without.seq, run=context, code=code, children=past.children or None)
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
 
@@ -274,8 +276,9 @@ def rerun(
         past.replace(op, found[op].kind, value)
     seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded() or None, seen=seen)
+    context, code = context_of(batches, started.forked_from), last_code(batches)
     forked = RunForked(
-        started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from), values=inside
+        started.forked_from, end, inputs=inputs, run=context, values=inside, code=code, children=past.children or None
     )
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
@@ -299,6 +302,9 @@ class _Outcomes:
         self._kept: dict[str, OutcomeKept] = {}
         self._inputs: dict[str, str] = {}
         self._versions: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        # The functions of children, by their paths without numbers.
+        self.children: dict[str, str] = {}
         self._chunks: dict[str, list[Raw]] = {}
         self._sent: dict[int, SignalReceived] = {}
         # What ran in the end of this run, and of children that did not complete: it runs again.
@@ -313,8 +319,11 @@ class _Outcomes:
             taken = state.inbox[state.ops[event.op].name][0]
         elif isinstance(event, RunStarted):
             self.used.update(event.recorded or {})
-        elif isinstance(event, ChildStarted) and event.last:
-            self._last.add(event.op)
+        elif isinstance(event, ChildStarted) and not event.detached:
+            if "[" not in event.op:
+                self.children[numberless(event.op)] = event.function
+            if event.last:
+                self._last.add(event.op)
         elif isinstance(event, ChildFinished) and event.status is RunStatus.COMPLETED:
             self._last = {op for op in self._last if op.rpartition("/")[0] != event.op}
         state.fold(event, at)
@@ -322,6 +331,8 @@ class _Outcomes:
             return
         outcome = self._outcome(event, withdrawn, taken)
         if outcome is not None:
+            if outcome.op in self._functions:
+                outcome = msgspec.structs.replace(outcome, function=self._functions[outcome.op])
             self._kept[outcome.op] = outcome
             if taken is not None:
                 self._sent.pop(id(taken), None)
@@ -331,6 +342,8 @@ class _Outcomes:
             if event.attempt == 1:
                 self._inputs[event.op] = event.inputs
                 self._versions[event.op] = event.version
+                if event.function:
+                    self._functions[event.op] = event.function
                 if event.queue == CHUNK:
                     # Until it has ended: its run goes on with the items that this one lacks.
                     return OutcomeKept(event.op, AGAIN, event.inputs)
@@ -346,7 +359,7 @@ class _Outcomes:
         elif isinstance(event, WaitResolved):
             return self._wait(event, taken) if not withdrawn and event.by != "cancelled" else None
         elif isinstance(event, ChildStarted) and event.detached:
-            return OutcomeKept(event.op, "started", event.inputs, by=event.detached)
+            return OutcomeKept(event.op, "started", event.inputs, by=event.detached, function=event.function)
         elif isinstance(event, ValueRecorded) and event.kind in USED:
             self.used[event.op] = event.value
         elif isinstance(event, ValueRecorded) and event.kind == PATCH:

@@ -66,7 +66,7 @@ def check_compatibility(
     try:
 
         def opened(kind: type[Replay]) -> Replay:
-            return open_replay(programs, run_id, started, codec, batches, kind=kind)
+            return open_replay(programs, run_id, started, codec, batches, kind=kind, sources=sources)
 
         replay = follow(opened, batches, programs, other_code=True)
         try:
@@ -84,7 +84,10 @@ def check_compatibility(
     except Exception as error:
         if repairs is not None:
             error = repairs.repaired(
-                error, batches, sources, lambda others: result_of(fit_parts(others, codec, run_id, started, batches))
+                error,
+                batches,
+                sources,
+                lambda others: result_of(fit_parts(others, codec, run_id, started, batches, sources)),
             )
         return _misfit(error)
     if _fails(end) and end.error is not None:
@@ -102,11 +105,16 @@ def check_compatibility(
 
 
 def fit_parts(
-    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+    programs: Programs,
+    codec: Codec,
+    run_id: str,
+    started: RunStarted,
+    batches: Sequence[Batch],
+    sources: Mapping[str, Source] = MappingProxyType({}),
 ) -> Generator[None, None, bool]:
     """Whether a run would continue, with a pause after each part of its journal."""
     try:
-        opened = partial(open_replay, programs, run_id, started, codec, batches, lambda program: None)
+        opened = partial(open_replay, programs, run_id, started, codec, batches, lambda program: None, sources=sources)
         replay = yield from follow_parts(opened, batches, other_code=True)
         try:
             if replay.state.epoch == 0:
