@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # noqa: F401 - before a test: pytester forgets what a test imports first, and yaml's C part does not
 
-from perdure import blocking
+from perdure import blocking, call
+from perdure.flow import load_flow
 from perdure.kernel.history.capsule import decode_capsule
 
 SHOP = """
@@ -125,10 +127,27 @@ def test_recorded_runs_can_be_spread_over_processes(project: pytest.Pytester) ->
     result.assert_outcomes(passed=4)
 
 
+def test_recorded_runs_of_flows_are_replayed_against_their_files(project: pytest.Pytester) -> None:
+    steps = "steps: [{id: a, use: value, with: '${{ input.text | upper }}'}]"
+    text = f"perdure: 1\nname: loud\ninputs: {{text: string}}\n{steps}\n"
+    file = project.path / "loud.yaml"
+    file.write_text(text)
+    with blocking.Engine(f"sqlite:///{project.path}/prod.db", [load_flow(file)]) as engine:
+        engine.run(call("loud", text="a"), id="r")
+    options = ("--perdure-runs=prod.db", "--perdure-programs=loud.yaml")
+    project.runpytest(*options).assert_outcomes(passed=1)
+    file.write_text(text.replace("upper", "lower"))
+    result = project.runpytest(*options)
+    result.assert_outcomes(failed=1)
+    assert 'value: was "A", now "a"' in result.stdout.str()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--perdure-runs=prod.db"], "*--perdure-programs*"),
+        (["--perdure-runs=prod.db", "--perdure-programs=nothing.yaml"], "*no file*nothing.yaml*"),
+        (["--perdure-runs=prod.db", "--perdure-programs=wrong.yaml"], "*wrong.yaml cannot be loaded*F005*"),
         (["--perdure-runs=missing.db", "--perdure-programs=shop"], "*missing.db*"),
         (["--perdure-runs=prod.db", "--perdure-programs=nothing"], "*nothing*cannot be loaded*"),
         (["--perdure-runs=prod.db", "--perdure-programs=nothing.py"], "*no file*nothing.py*"),
@@ -141,6 +160,7 @@ def test_recorded_runs_can_be_spread_over_processes(project: pytest.Pytester) ->
 def test_what_is_missing_is_said(project: pytest.Pytester, options: list[str], said: str) -> None:
     record(project)
     project.makepyfile(broken="1 / 0")
+    (project.path / "wrong.yaml").write_text("perdure: 1\nname: wrong\nstep: []\nsteps: []\n")
     result = project.runpytest(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([said])

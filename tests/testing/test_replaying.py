@@ -13,6 +13,7 @@ from perdure import Diverged, Engine, UnknownProgram, UsageError, connect, now, 
 from perdure.kernel.program import Program
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing import replay
+from tests.flow.writing import flow_of
 
 CALLS: list[str] = []
 
@@ -139,3 +140,45 @@ def test_a_breakpoint_in_the_body_stops_there(data: bytes, monkeypatch: pytest.M
 
     replay(data, watched, ship).check()
     assert seen == [{"cents": 3, "first": "paid 3"}]
+
+
+ETL = """
+perdure: 1
+name: etl
+inputs: {rows: integer}
+jobs:
+  - id: pull
+    steps:
+      - {id: numbers, use: value, with: "${{ range(input.rows) | list }}"}
+      - {id: doubled, map: {over: "${{ steps.numbers }}"}, use: value, with: "${{ item * 2 }}"}
+      - {id: ask, use: approval, with: {request: "${{ steps.doubled | sum }}"}}
+  - id: load
+    steps: [{id: loaded, use: value, with: "${{ jobs.pull.doubled | sum }}"}]
+"""
+
+
+def test_a_flow_stops_at_its_steps_and_shows_values_and_arguments(tmp_path: Path) -> None:
+    flow = flow_of(tmp_path, ETL)
+
+    async def record() -> bytes:
+        async with Engine("memory://", [flow]) as engine:
+            await engine.run(flow(rows=3), id="r1")
+            await engine.run(flow, answers={"ask": True}, id="r1")
+            return await engine.export("r1")
+
+    data = asyncio.run(record())
+    with replay(data, flow, until="pull:0/ask:0") as replaying:
+        assert replaying.stop is not None
+        values, asked = replaying.stop.frames
+        doubled = {f"doubled[{number}]": 2 * number for number in range(3)}
+        assert values.locals == {"input.rows": 3, "numbers": [0, 1, 2], **doubled}
+        assert (asked.function, asked.locals) == ("ask", {"request": 6})
+        assert replaying.stop.line.endswith("flow.yaml:9:14")
+    stops = list(replay(data, flow))
+    assert [stop.seq for stop in stops] == list(range(len(stops)))
+    started = next(stop for stop in stops if stop.op == "load:0/loaded:0")
+    assert started.locals == {"value": 6}
+    assert stops[-1].frames == ()
+    replay(data, flow).check()
+    with pytest.raises(Diverged, match="value: was 2, now 3"):
+        replay(data, flow_of(tmp_path, ETL.replace("item * 2", "item * 3"))).check()

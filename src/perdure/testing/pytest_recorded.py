@@ -29,7 +29,11 @@ from perdure.testing.replaying import Replaying, capsule_from
 
 SUFFIX = ".capsule"
 PAGE = 500
-HOW = "--perdure-programs=shop or --perdure-programs=path/to/shop.py, or perdure_programs in the configuration"
+HOW = (
+    "--perdure-programs=shop, --perdure-programs=path/to/shop.py or --perdure-programs=path/to/flow.yaml, or "
+    "perdure_programs in the configuration"
+)
+FLOW_FILES = (".yaml", ".yml", ".json")
 
 
 def recorded_runs(
@@ -132,15 +136,33 @@ def _read(url: str, run_id: str) -> Capsule:
 
 
 def load_programs(places: Sequence[str], root: Path) -> list[Program]:
-    """The workflows of modules and files, each once; those of files relative to the root of the tests."""
+    """The programs of modules and files, each once; those of files relative to the root of the tests."""
     found: dict[int, Program] = {}
     for place in places:
+        if place.endswith(FLOW_FILES):
+            flow = _load_flow(root / place)
+            found[id(flow)] = flow
+            continue
         module = _load_file(root / place) if place.endswith(".py") else _load_module(place, root)
         programs = [value for value in vars(module).values() if _is_program(value)]
         if not programs:
             raise pytest.UsageError(f"there is no workflow in {place}; decorate an `async def` with @workflow")
         found.update({id(program): program for program in programs})
     return list(found.values())
+
+
+def _load_flow(path: Path) -> Program:
+    """The flow in a file, which may use what the settings allow."""
+    from perdure.flow import load_flow
+
+    if not path.is_file():
+        raise pytest.UsageError(f"there is no file {path} to load a flow from")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where functions of flows are found
+    try:
+        return load_flow(path)
+    except Exception as error:
+        raise _unloaded(str(path), error) from error
 
 
 def _load_module(name: str, root: Path) -> ModuleType:

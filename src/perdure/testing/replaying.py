@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.frames import Frame, waiting_at
+from perdure.authoring.code.frames import Frame, values_at, waiting_at
 from perdure.errors import UnknownProgram, UsageError
 from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.divergence.lost_steps import check_steps
@@ -44,7 +44,8 @@ class Stop:
     op: str
     event: AnyEvent
     frames: tuple[Frame, ...] = ()
-    """Frames of the workflow's code, from the outermost to the innermost; none once the body has ended."""
+    """Frames of the workflow's code, from the outermost to the innermost; none once the body has ended. Of a graph or a
+    flow: its values, and the node that is under way with its arguments."""
 
     @property
     def line(self) -> str:
@@ -95,27 +96,40 @@ class Replaying:
 
     def step(self) -> Stop:
         """Apply the next event. Raises Diverged when it does not fit the code."""
-        seq, at, event = self._events[self._next]
+        self._apply()
+        return self._stopped()
+
+    def _apply(self) -> str:
+        """Apply the next event, and return the op that it is about."""
+        _, at, event = self._events[self._next]
         self._next += 1
         command = self._replay.pending.get(FINISH)
         self._finish = command if isinstance(command, Finish) else self._finish
         self._replay.fold(event, at)
+        return getattr(event, "op", "")
+
+    def _stopped(self) -> Stop:
+        seq, at, event = self._events[self._next - 1]
         op = getattr(event, "op", "")
         self.stop = Stop(seq, moment(at), op, event, tuple(self._frames(op)))
         return self.stop
 
     def until(self, op: str) -> Stop:
         """Replay until the body waits for this op, before it gets the outcome."""
-        for stop in self:
-            if stop.op == op:
-                return stop
+        while self._next < len(self._events):
+            if self._apply() == op:
+                return self._stopped()
+        self.close()
         begun = dict.fromkeys(event.op for _, _, event in self._events if getattr(event, "op", ""))  # type: ignore[union-attr]
         raise UsageError(f"run {self.capsule.id!r} has no op {op!r} ahead; it has {', '.join([*begun][:20]) or 'none'}")
 
     def check(self) -> None:
         """Replay to the end. Raises Diverged or AssertionError unless the code repeats the journal."""
-        for _ in self:
-            pass
+        # Without the frames at each event: those of a graph have all its values.
+        while self._next < len(self._events):
+            self._apply()
+        self._stopped()
+        self.close()
         end = self._events[-1][2]
         if isinstance(end, RunFinished) and not self.capsule.redacted:
             problems = check_end(f"run {self.capsule.id!r}", end, self._finish, self.capsule.blobs)
@@ -136,10 +150,13 @@ class Replaying:
 
     def _frames(self, op: str) -> list[Frame]:
         execution: Execution = self._replay.execution
+        whole = op
         path = self._replay.state.child_of(op)
         if path:
             execution, op = self._replay.children[path], op[len(path) + 1 :]
-        return waiting_at(execution, op) if isinstance(execution, Body) else []
+        if isinstance(execution, Body):
+            return waiting_at(execution, op)
+        return values_at(self._replay, whole, [event for _, _, event in self._events[: self._next]])
 
 
 def replay(

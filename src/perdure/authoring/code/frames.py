@@ -69,6 +69,29 @@ def waiting_at(body: Body, op: str = "") -> list[Frame]:
     return [Frame(frame.f_code.co_qualname, source_of(frame), dict(frame.f_locals)) for frame in frames]
 
 
+def values_at(replay: Replay, op: str, before: Sequence[AnyEvent]) -> list[Frame]:
+    """A graph or a flow as the op's frames: its values after the events `before`, and a node that is under way.
+
+    That is the op's node, or the first where the op is not under way; none once nothing is.
+    """
+    path = replay.state.child_of(op)
+    execution = replay.children[path] if path else replay.execution
+    nodes: dict[str, Any] = getattr(execution, "under_way", dict)()
+    if not nodes:
+        return []
+    started = replay.state.children[path].started if path else replay.state.started
+    assert started is not None
+    prefix = f"{path}/" if path else ""
+    own = op.removeprefix(prefix)
+    chosen = own if own in nodes else next(iter(nodes))
+    began = replay.state.ops.get(prefix + chosen)
+    where = began.source if began is not None and began.source else nodes[chosen].where
+    return [
+        Frame(started.program, "", _values(path, replay, before)),
+        Frame(nodes[chosen].name, where, _given(prefix + chosen, replay)),
+    ]
+
+
 def inspect(
     programs: Programs,
     codec: Codec,
