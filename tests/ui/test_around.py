@@ -29,6 +29,18 @@ def test_a_schedule_shows_its_next_ticks_and_is_paused_triggered_and_deleted(pag
     expect(page.get_by_role("link", name="hourly")).to_have_count(0)
 
 
+def test_a_schedule_is_filled_in_for_a_time_that_has_passed(page: Page, shop_server: Shop) -> None:
+    shop_server.do(shop_server.engine.schedule("daily", shop.echo("day"), cron="0 6 * * *"))
+    page.goto(f"{shop_server.url}schedules/daily")
+    page.get_by_role("button", name="Fill in…").click()
+    dialog = page.get_by_role("dialog", name="Fill in: daily")
+    dialog.get_by_label("From").fill("2026-01-10T00:00")
+    dialog.get_by_label("Until before").fill("2026-01-13T00:00")
+    dialog.get_by_role("button", name="Fill in", exact=True).click()
+    expect(page.get_by_text("3 runs are started").first).to_be_visible()
+    expect(page.get_by_role("table").get_by_role("link", name=re.compile("daily"))).to_have_count(3)
+
+
 def test_schedules_are_shown_in_one_zone_over_a_change_of_the_clocks(
     new_page: Callable[..., Page], shop_server: Shop
 ) -> None:

@@ -45,10 +45,26 @@ def test_a_run_that_starts_is_in_the_list_and_in_the_counts_at_once(page: Page, 
     page.goto(f"{shop_server.url}?tag=live%3Ayes")
     expect(page.get_by_text("No run fits these filters")).to_be_visible()
     expect(page.get_by_role("button", name="live")).to_be_visible()
+    tabs = page.get_by_role("group", name="Status")
+    waiting, cancelled = count(shop_server, "waiting"), count(shop_server, "cancelled")
+    expect(tabs.get_by_role("link", name=f"waiting {waiting}", exact=True)).to_be_visible()
     shop_server.start(shop.naps(shop.LONG), id="live-1", tags={"live": "yes"})
     expect(page.get_by_role("row", name="live-1").get_by_text("waiting")).to_be_visible()
+    expect(tabs.get_by_role("link", name=f"waiting {waiting + 1}", exact=True)).to_be_visible()
     shop_server.do(shop_server.engine.cancel("live-1"))
     expect(page.get_by_role("row", name="live-1").get_by_text("cancelled")).to_be_visible()
+    expect(tabs.get_by_role("link", name=f"cancelled {cancelled + 1}", exact=True)).to_be_visible()
+    expect(tabs.get_by_role("link", name=f"waiting {waiting}", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_label("Count the runs").uncheck()
+    page.keyboard.press("Escape")
+    expect(tabs.get_by_role("link", name="waiting", exact=True)).to_be_visible()
+
+
+def count(shop_server: Shop, status: str) -> int:
+    """How many runs have a status."""
+    found = shop_server.do(shop_server.engine.list(status=status, limit=1000, values=False, roots=True))
+    return len(found)
 
 
 def test_the_live_view_can_be_paused(page: Page, shop_server: Shop) -> None:
@@ -72,6 +88,15 @@ def test_children_are_folded_under_their_root(page: Page, shop_server: Shop) -> 
     expect(page.get_by_role("row", name=re.compile("reserve:0"))).to_be_visible()
     page.get_by_role("link", name="its parent").click()
     expect(page.get_by_role("heading", name="order-18")).to_be_visible()
+
+
+def test_failures_are_grouped_by_their_kind(page: Page, still_shop: Shop) -> None:
+    page.goto(f"{still_shop.url}?status=failed")
+    kinds = page.get_by_role("group", name="Kinds of failures")
+    expect(kinds.get_by_role("link")).to_have_text([re.compile("ExceptionGroup4"), re.compile("ConnectionError1")])
+    kinds.get_by_role("link", name="ConnectionError").click()
+    expect(page.get_by_role("link", name="broke")).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("^books-"))).to_have_count(0)
 
 
 def test_columns_and_views_are_remembered(page: Page, shop_server: Shop) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from perdure.server.development import Development
+from perdure.server.shapes import CheckedRun, DevState
 from tests.ui.conftest import Shop
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
@@ -19,7 +23,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "run": ("runs/{order-18}?op=charge%3A0", "backed off 36.0 s"),
     "wide": ("runs/{wide}", "parse"),
     "parked": ("runs/{invoice-7}", "Parked: The step convert was"),
-    "error": ("runs/{books-18}", "exceptions in this group"),
+    "error": ("runs/{books-18}", "in this group"),
     "hostile": ("runs/{hostile}", "Facts"),
     "source": ("runs/{order-18}?tab=source&at=10", "waits for"),
     "graph": ("runs/{letter-6}?tab=graph", "by_kind"),
@@ -40,6 +44,36 @@ PAGES: dict[str, tuple[str, str]] = {
 }
 
 
+def opened_palette(page: Page) -> None:
+    """The box over every page, with what it offers."""
+    page.keyboard.press("/")
+    page.get_by_role("combobox", name="Search and commands").fill("order-1")
+    expect(page.get_by_role("option").filter(has_text="order-18").first).to_be_visible()
+
+
+def opened_settings(page: Page) -> None:
+    """Themes, zones and shortcuts."""
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_role("dialog", name="Settings").get_by_label("Time zone")).to_be_visible()
+
+
+def opened_bulk(page: Page) -> None:
+    """What many runs are told at once."""
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    region = page.get_by_role("region", name="Chosen runs")
+    region.get_by_role("button", name="cancel…").click()
+    expect(page.get_by_role("dialog").get_by_text("it would be")).to_be_visible()
+
+
+# What opens over a page.
+OVER: dict[str, Callable[[Page], None]] = {
+    "palette": opened_palette,
+    "settings": opened_settings,
+    "bulk": opened_bulk,
+}
+
+
 def goto(page: Page, still_shop: Shop, name: str) -> None:
     """Open one of the pages."""
     address, text = PAGES[name]
@@ -51,6 +85,13 @@ def goto(page: Page, still_shop: Shop, name: str) -> None:
     expect(page.get_by_text(text).first).to_be_visible()
 
 
+def violations(page: Page) -> list[Any]:
+    """What axe finds on a page: the rule, and the first elements that break it."""
+    page.evaluate(AXE)
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in result["violations"]]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_on_any_page(
     new_page: Callable[..., Page], still_shop: Shop, picture: Callable[[Page, str], None], theme: str
@@ -60,12 +101,15 @@ def test_axe_finds_nothing_on_any_page(
     for name in PAGES:
         goto(page, still_shop, name)
         picture(page, f"{name}-{theme}")
-        page.evaluate(AXE)
-        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        if result["violations"]:
-            found[name] = [
-                (one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in result["violations"]
-            ]
+        if wrong := violations(page):
+            found[name] = wrong
+    for name, open_it in OVER.items():
+        page.goto(still_shop.url)
+        expect(page.get_by_role("link", name="broke")).to_be_visible()
+        open_it(page)
+        picture(page, f"{name}-{theme}")
+        if wrong := violations(page):
+            found[name] = wrong
     assert found == {}
 
 
@@ -81,7 +125,18 @@ def test_no_page_is_wider_than_a_phone(
             "[document.documentElement, document.querySelector('main')].some(one => one.scrollWidth > innerWidth)"
         ):
             wide.append(name)
+    for name, open_it in OVER.items():
+        page.goto(still_shop.url)
+        expect(page.get_by_role("link", name="broke")).to_be_visible()
+        open_it(page)
+        picture(page, f"{name}-phone")
+        if page.evaluate("[...document.querySelectorAll('dialog')].some(one => one.scrollWidth > one.clientWidth)"):
+            wide.append(name)
     assert wide == []
+    page.goto(still_shop.url)
+    # A cell that is cut off counts as visible.
+    link = page.get_by_role("link", name="broke")
+    assert link.evaluate("one => one.getBoundingClientRect().right <= one.closest('td').getBoundingClientRect().right")
     page.get_by_role("button", name="Menu").click()
     page.get_by_role("link", name="Queues").click()
     expect(page.get_by_role("heading", name="Queues")).to_be_visible()
@@ -96,3 +151,34 @@ def test_the_theme_is_a_setting_that_is_remembered(page: Page, still_shop: Shop)
     dark = page.evaluate(background)
     page.reload()
     assert page.evaluate(background) == dark
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_edit_that_is_held_back_is_shown_with_the_runs_that_it_would_park(
+    new_page: Callable[..., Page], still_shop: Shop, picture: Callable[[Page, str], None], theme: str
+) -> None:
+    taken: list[bool] = []
+    why = "The step convert was renamed"
+    reason = f"{why}\n\n--- flows.py\n+++ flows.py\n@@ -1,1 +1,2 @@\n+from perdure import patched\n     workflow,"
+    runs = [
+        CheckedRun(one.id, one.run_id, one.program, "1", one.status, "patch", reason, "renamed", why, "")
+        for one in still_shop.do(still_shop.engine.list(status="waiting", limit=3, values=False))
+    ]
+
+    async def serve() -> str:
+        app = still_shop.engine.asgi()
+        state = DevState("flows", "held", datetime.now(UTC), checked=9, runs=runs)
+        app.service.development = Development(state, app.service.changes, lambda: taken.append(True))
+        return await still_shop.served.also(app)
+
+    url = still_shop.do(serve())
+    page = new_page(theme=theme, width=390 if theme == "dark" else 1280)
+    page.goto(url)
+    page.get_by_role("link", name="edit held back").click()
+    expect(page.get_by_text(re.compile("The edit is held back: it would park [0-9]+ open runs"))).to_be_visible()
+    picture(page, f"held-{theme}")
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="Take it anyway").click()
+    expect(page.get_by_role("button", name="Take it anyway")).to_be_enabled()
+    assert taken == [True]

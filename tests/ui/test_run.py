@@ -74,6 +74,15 @@ def test_ten_thousand_steps_are_one_row_until_they_are_opened(page: Page, still_
     assert nodes(page) <= 500
 
 
+def test_arguments_of_a_long_run_are_found_by_replay_when_they_are_asked_for(page: Page, still_shop: Shop) -> None:
+    page.goto(f"{still_shop.page_of('wide')}?op=parse%3A5")
+    panel = page.get_by_role("region", name="Op parse:5")
+    expect(panel.get_by_text("The run is long: replaying it takes a while.")).to_be_visible()
+    panel.get_by_role("button", name="Find them by replay").click()
+    expect(panel.get_by_role("heading", name="Arguments by replay")).to_be_visible()
+    expect(panel.get_by_role("region", name="Arguments")).to_contain_text(re.compile("line:?\\s*5"))
+
+
 def nodes(page: Page) -> int:
     """How many elements a page has."""
     return page.locator("*").count()
@@ -82,7 +91,7 @@ def nodes(page: Page) -> int:
 def test_errors_show_their_causes_and_groups_as_text(page: Page, still_shop: Shop) -> None:
     page.goto(still_shop.page_of("books-18"))
     error = page.get_by_role("region", name="Error")
-    expect(error.get_by_text(re.compile(r"\d exceptions in this group"))).to_be_visible()
+    expect(error.get_by_text(re.compile(r"\d exceptions? in this group"))).to_be_visible()
     expect(error.get_by_text("<script>alert(1)</script>").first).to_be_visible()
     expect(error.get_by_text("caused by").first).to_be_visible()
     assert page.locator("script").count() == 1  # its own

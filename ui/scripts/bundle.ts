@@ -1,6 +1,6 @@
 /** What the build does to its result: one hash in all references, and the licences of what is bundled. */
 import { createHash } from "node:crypto";
-import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import type { Plugin } from "vite";
 
@@ -22,6 +22,23 @@ export function stamp(): Plugin {
         if (file.type === "chunk") file.code = stamped;
         else if (/\.(html|css)$/.test(file.fileName)) file.source = stamped;
       }
+    },
+  };
+}
+
+// What the bundle is made of, below ui/.
+const MADE_OF = ["src", "public", "index.html", "package-lock.json", "svelte.config.js", "vite.config.ts", "scripts/bundle.ts"];
+
+/** Write source.sha256: a hash of what the bundle is made of, so that whoever has no node sees that it was not built anew. */
+export function source(): Plugin {
+  return {
+    name: "source",
+    generateBundle() {
+      const root = new URL("../", import.meta.url).pathname;
+      const below = (name: string): string[] => (statSync(join(root, name)).isDirectory() ? readdirSync(join(root, name)).flatMap((one) => below(`${name}/${one}`)) : [name]);
+      const hash = createHash("sha256");
+      for (const name of MADE_OF.flatMap(below).sort()) hash.update(name + "\0").update(readFileSync(join(root, name))).update("\0");
+      this.emitFile({ type: "asset", fileName: "source.sha256", source: hash.digest("hex") + "\n" });
     },
   };
 }
@@ -75,10 +92,27 @@ const BOUNDARY = `
   export const pending = () => 0;
 `;
 
+// What svelte does for expressions that wait. There are none in the markup.
+const ASYNC = `
+  import { derived } from "./deriveds.js";
+  export const flatten = (blockers, sync, async, fn) => fn(sync.map(derived));
+  const none = () => undefined;
+  export { none as run_after_blockers, none as capture, none as save, none as unsave, none as track_reactivity_loss, none as wait };
+  export { none as for_await_track_reactivity_loss, none as unset_context, none as run, none as increment_pending };
+`;
+
+// State that is an object watched in all its parts: all state here is `$state.raw`, and replaced.
+const PROXY = `
+  export const proxy = (value) => value, get_proxied_value = proxy, is = Object.is;
+`;
+
 // The modules that nothing here needs, and what stands in for each: a quarter of svelte, and a call for each element.
 const UNNEEDED: [RegExp, string][] = [
   [/\/svelte\/src\/internal\/client\/dom\/hydration\.js$/, HYDRATION],
   [/\/svelte\/src\/internal\/client\/dom\/blocks\/boundary\.js$/, BOUNDARY],
+  [/\/svelte\/src\/internal\/client\/reactivity\/async\.js$/, ASYNC],
+  [/\/svelte\/src\/internal\/client\/proxy\.js$/, PROXY],
+  [/\/svelte\/src\/internal\/client\/dom\/elements\/custom-element\.js$/, "export const create_custom_element = 0;"],
   // Vite's, for style sheets of parts.
   [/^\0vite\/preload-helper\.js$/, "export const __vitePreload = (load) => load();"],
 ];
@@ -105,6 +139,7 @@ export function uncalled(): Plugin {
   return {
     name: "uncalled",
     transform(code, id) {
+      if (/\.svelte(\.ts)?$/.test(id) && code.includes("$.proxy(")) this.error(`${id} has state that is no $state.raw: bundle.ts leaves that part of svelte out`);
       return id.endsWith(".svelte") ? { code: code.replace(/^\s*\$\.(?:reset|next)\([\w$]*\);$/gm, ""), map: null } : null;
     },
   };

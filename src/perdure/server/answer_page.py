@@ -275,11 +275,15 @@ def _page(status: int, title: str, body: str, *, raw: bool = False) -> Response:
 _CSS = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { margin: 0; padding: 1rem; }
 main { max-width: 40rem; margin: 0 auto; }
+h1 { font-size: 1.4rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.75rem; border: 1px solid; border-radius: 0.25rem; }
-label, summary { display: block; font-weight: 600; }
+label { display: block; font-weight: 600; }
+summary { cursor: pointer; font-weight: 600; }
+details { margin: 1.5rem 0; }
 .about, .who { font-size: 0.875rem; }
 input:not([type=checkbox]), select, textarea { width: 100%; box-sizing: border-box; font: inherit; padding: 0.4rem; }
-button { font: inherit; padding: 0.4rem 1.2rem; }
+button { font: inherit; padding: 0.5rem 1.4rem; border: 1px solid; border-radius: 0.25rem; cursor: pointer; }
+button[value=approve] { color: light-dark(#fff, #10131c); background: light-dark(#2f55c8, #93aefc); }
 .problem { border-left: 0.3rem solid #c92a2a; padding-left: 0.75rem; }
 """
 

@@ -16,9 +16,10 @@ from perdure.ports.runs import RunFilter
 class ChangesConfig:
     """Durations are in seconds."""
 
-    interval: float = 0.25
-    """The shortest time between two queries, while the store changes."""
-    longest: float = 2.0
+    interval: float = 0.1
+    """The shortest time between two queries, while the store changes. With the time that the change feed takes to
+    notice a commit, and the pause of a page between two reads, a step's end is on the page within 0.3 s."""
+    longest: float = 0.7
     """The longest: the version of some stores does not change with every event of another process."""
     newest: int = 100
     """How many of the newest runs are compared. For older ones, listeners only learn that some may have changed."""

@@ -16,7 +16,7 @@ export interface Change {
 }
 
 type Listener = (change: Change) => void;
-type Message = { kind: "changed"; runs: string[]; all: boolean } | { kind: "said"; event: string; data: unknown } | { kind: "connected"; connected: boolean };
+type Message = { kind: "joined" } | { kind: "changed"; runs: string[]; all: boolean } | { kind: "said"; event: string; data: unknown } | { kind: "connected"; connected: boolean };
 
 const NAME = `perdure ${document.baseURI}`;
 const EVENTS = ["changed", "reset", "dev"];
@@ -39,6 +39,7 @@ class Live {
     addEventListener("pagehide", () => this.#rest());
     addEventListener("pageshow", (event) => event.persisted && this.#seen());
     this.#lead();
+    this.#join();
   }
 
   listen(listener: Listener): () => void {
@@ -65,8 +66,14 @@ class Live {
     if (document.hidden) this.#rest();
     else {
       this.#lead();
+      this.#join();
       if (!this.paused) this.#tell({ runs: new Set(), all: true });
     }
+  }
+
+  /** Ask the tab that listens whether it is connected. */
+  #join(): void {
+    this.#channel.postMessage({ kind: "joined" } satisfies Message);
   }
 
   #rest(): void {
@@ -120,6 +127,10 @@ class Live {
   }
 
   #hear(message: Message): void {
+    if (message.kind === "joined") {
+      if (this.#leave && this.connected) this.#channel.postMessage({ kind: "connected", connected: true } satisfies Message);
+      return;
+    }
     if (message.kind === "connected") {
       const again = message.connected && !this.connected && this.#wasConnected;
       this.connected = message.connected;

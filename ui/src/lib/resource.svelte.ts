@@ -63,6 +63,8 @@ export class Resource<T> {
     this.#timer = setTimeout(
       () => {
         this.#timer = undefined;
+        // A tab that is seen again reads everything.
+        if (document.hidden) return;
         if (this.#abort) this.soon(this.#gap);
         else void this.again();
       },

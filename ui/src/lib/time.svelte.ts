@@ -92,7 +92,7 @@ export function span(length: number): string {
 export function relative(at: At): string {
   const ago = now.at - seconds(at), length = Math.floor(Math.abs(ago));
   if (length < 2) return "now";
-  const [size, unit] = length < 60 ? [1, "s"] : length < 3600 ? [60, "min"] : length < 172_800 ? [3600, "h"] : [86_400, "d"];
+  const [size, unit] = length < 60 ? [1, "s"] : length < 3600 ? [60, "min"] : length < 86_400 ? [3600, "h"] : [86_400, "d"];
   const text = `${Math.floor(length / (size as number))} ${unit}`;
   return ago > 0 ? `${text} ago` : `in ${text}`;
 }

@@ -16,12 +16,15 @@ export type Dialog =
 
 // The first page is short, so that something is seen soon.
 const FIRST = 4000, PAGE = 40_000;
+// How often, in ms, the ops and the run are read at most: what a step did is on the page within 300 ms of its end, of which the
+// server takes up to 150 to notice it.
+const OPS_GAP = 75, RUN_GAP = 250;
 
 export class RunContext {
   /** What it is asked for by: the run_id of its root, or the address of a capsule. */
   readonly id: string;
   readonly child: string;
-  readonly about = new Resource<RunDetail>(400);
+  readonly about = new Resource<RunDetail>(RUN_GAP);
   readonly ops = new OpColumns();
   /** Grows whenever the ops do. */
   version = $state.raw(0);
@@ -31,6 +34,7 @@ export class RunContext {
   #reading = false;
   #wanted = false;
   #last = 0;
+  #timer: ReturnType<typeof setTimeout> | undefined;
   #complete = false;
   #stale = false;
   #stopped = false;
@@ -80,12 +84,13 @@ export class RunContext {
       void this.#read();
       this.#deaf = live.listen((change) => {
         if (!change.all && !change.runs.has(this.id)) return;
-        if (change.all && this.detail && ended(this.detail.status) && this.ops.ended !== null && !change.runs.has(this.id)) return;
+        if (change.all && this.detail && ended(this.detail.status) && this.ops.ended !== null && !this.#stale && !change.runs.has(this.id)) return;
         this.again();
       });
     });
     return () => {
       this.#stopped = true;
+      clearTimeout(this.#timer);
       this.#deaf();
       this.about.stop();
     };
@@ -94,8 +99,14 @@ export class RunContext {
   /** Read what has changed, in a moment. */
   again(): void {
     this.about.soon();
+    if (document.hidden) return;
     if (this.#reading) this.#wanted = true;
-    else setTimeout(() => void this.#read(), Math.max(0, 300 - (performance.now() - this.#last)));
+    else if (this.#timer === undefined) {
+      this.#timer = setTimeout(() => {
+        this.#timer = undefined;
+        if (!document.hidden) void this.#read();
+      }, Math.max(0, OPS_GAP - (performance.now() - this.#last)));
+    }
   }
 
   open(dialog: Dialog): void {

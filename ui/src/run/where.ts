@@ -92,7 +92,8 @@ export function where(ops: OpColumns, now: number, created: number, queued: bool
     if (last && last.kind === kind && from - last.to < 1e-9) last.to = to;
     else parts.push({ kind, from, to });
   };
-  push(queued || first - created < 1 ? "queued" : "no worker", created, Math.min(first, end));
+  // The browser cuts a time off at the millisecond.
+  if (first - created >= 0.001) push(queued || first - created < 1 ? "queued" : "no worker", created, Math.min(first, end));
   let at = Math.min(first, end);
   const kindNow = (): Kind => {
     if (open[PAUSED]) return "paused";
