@@ -7,6 +7,7 @@ import base64
 import functools
 import json
 import logging
+import subprocess
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from perdure import Engine, Recovery, bail, step, step_context
 from perdure.flow import Flow
 from perdure.kernel.history.capsule import decode_capsule
 from tests.engine import cpu_steps
+from tests.flow.test_http import serving
 from tests.flow.writing import flow_of
 
 NAME = "FLOW_SECRET"
@@ -271,3 +273,120 @@ async def test_a_step_with_a_secret_that_was_under_way_is_executed_again(
         await began.wait()
     async with Engine(url, [flow]) as engine:
         assert await engine.handle("r").result() == {"a": 2}
+
+
+# --- what is cut ----------------------------------------------------------------------------------------------------
+
+LONG = "s3cr3t-" + "0123456789abcdef" * 6
+PARTS = [LONG[at : at + 8] for at in range(len(LONG) - 7)]
+
+
+def cut_at(most: int) -> Callable[[str], None]:
+    def cut(secret: str) -> None:
+        raise ValueError(f"{'x' * (100 - most)}{secret}"[:100])
+
+    return cut
+
+
+def cut_before(secret: str) -> None:
+    raise ValueError(f"...{f'{secret} was refused'[-40:]}")
+
+
+def quoted_in_part(secret: str) -> None:
+    raise KeyError(f"{ {'password': secret}!r:.60}")
+
+
+def at_the_limit(secret: str) -> None:
+    raise ValueError("x" * (64 * 1024 - 30) + secret)
+
+
+def of_a_cause(secret: str) -> None:
+    try:
+        raise OSError(secret[:30])
+    except OSError as error:
+        raise LookupError("no") from error
+
+
+def in_a_note(secret: str) -> None:
+    error = ValueError("no")
+    error.add_note(secret[:50])
+    raise error
+
+
+def in_a_process(secret: str) -> None:
+    subprocess.run(["false", secret[20:]], check=True)
+
+
+CUTTING = [*map(cut_at, (8, 20, 90)), cut_before, quoted_in_part, at_the_limit, of_a_cause, in_a_note, in_a_process]
+
+
+@pytest.mark.parametrize("say", CUTTING, ids=lambda say: say.__name__)
+async def test_an_error_that_quotes_a_part_of_a_secret_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, say: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv(NAME, LONG)
+    caplog.set_level(logging.DEBUG)
+    flow = flow_of(tmp_path, FLOW, components={"say": say})
+    async with Engine("memory://", [flow]) as engine:
+        result = await engine.run(flow(), id="r")
+        said = f"{result.error}{await kept(engine, 'r')}{caplog.text}"
+    assert result.status == "failed"
+    assert "***" in said
+    assert [part for part in PARTS if part in said] == []
+
+
+@pytest.mark.parametrize("before", [0, 60, 99, 100, 10_000])
+async def test_output_of_a_command_is_cut_without_halving_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv(NAME, LONG)
+    text = """
+variables: {token: {secret: FLOW_SECRET}}
+steps:
+  - id: a
+    use: shell
+    with:
+      argv: [sh, -c, 'printf "%0*d$T" BEFORE 0 | tee /dev/stderr; printf "%*s" 300 x >&2; exit CODE']
+      env: {T: "${{ vars.token }}"}
+      max_output: 100
+output: "${{ steps.a }}"
+"""
+    for code in ("0", "1"):
+        flow = flow_of(tmp_path, text.replace("BEFORE", str(before)).replace("CODE", code))
+        async with Engine("memory://", [flow]) as engine:
+            result = await engine.run(flow(), id="r")
+            said = f"{result.output}{result.error}{await kept(engine, 'r')}"
+        assert [part for part in PARTS if part in said] == []
+        if code == "0":
+            assert result.output["truncated"]
+            assert len(result.output["stdout"]) <= 103
+
+
+@pytest.mark.parametrize("before", [0, 450, 499, 500])
+async def test_an_answer_is_cut_without_halving_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv(NAME, LONG)
+    text = """
+variables: {token: {secret: FLOW_SECRET}}
+steps:
+  - {id: a, use: http, with: {url: "http://localhost:PORT/?t=${{ vars.token }}", headers: {A: "${{ vars.token }}"}}}
+"""
+    body = b"-" * before + LONG.encode()
+    answer = b"HTTP/1.1 500 No\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
+    async with serving({"/": answer}) as port:
+        flow = flow_of(tmp_path, text.replace("PORT", str(port)), http=["localhost"])
+        async with Engine("memory://", [flow]) as engine:
+            result = await engine.run(flow(), id="r")
+            said = f"{result.error}{await kept(engine, 'r')}"
+    assert "answered with 500" in said
+    assert [part for part in PARTS if part in said] == []
+
+
+async def test_a_result_that_has_a_word_of_a_secret_is_kept_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAME, "postgresql://user:pw-of-user@localhost/database")
+    flow = flow_of(tmp_path, FLOW, components={"say": lambda secret: ["postgresql", "localhost", "/database"]})
+    async with Engine("memory://", [flow]) as engine:
+        assert (await engine.run(flow(), id="r")).output == {"b": ["postgresql", "localhost", "/database"]}

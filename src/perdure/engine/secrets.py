@@ -6,12 +6,14 @@ beforehand: an argument that only looks like a secret is data.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -33,6 +35,8 @@ class Secrets:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        # The texts of which failures have no first and no last part: secrets, and lines of them, as errors quote them.
+        self._ends: list[str] = []
         # Steps emit from threads.
         self._lock = threading.Lock()
 
@@ -76,28 +80,70 @@ class Secrets:
             if found not in self._known:
                 self._known.add(found)
                 self._pattern = re.compile("|".join(_forms(self._known)))
+                self._ends = _quoted(self._known)
         return found
+
+    def shortened(self, text: str, most: int) -> str:
+        """The first characters of a text, without secrets: also without one that goes on where the text is cut."""
+        pieces, at = list[str](), 0
+        for found in () if self._pattern is None else self._pattern.finditer(text):
+            if found.start() >= most:
+                break
+            pieces += [text[at : found.start()], MASK]
+            at = found.end()
+        return "".join([*pieces, text[at:most]])
 
     def mask(self, data: bytes) -> bytes:
         """An encoded value without secrets in its texts."""
         pattern = self._pattern
         if pattern is None or pattern.search(data.decode()) is None:
             return data
-        return msgspec.json.encode(_masked(msgspec.json.decode(data), pattern))
+        return msgspec.json.encode(_masked(msgspec.json.decode(data), lambda text: pattern.sub(MASK, text)))
 
     def mask_failure(self, failure: Failure) -> Failure:
-        """A failure without secrets in its texts, also of its causes."""
-        return msgspec.json.decode(self.mask(msgspec.json.encode(failure)), type=Failure)
+        """A failure without secrets in its texts, also of its causes, and without the ends of secrets.
+
+        Errors quote values, and cut them. In results an end is left as it is: it may be a word like any other.
+        """
+        pattern = self._pattern
+        if pattern is None:
+            return failure
+        ends = tuple(self._ends)
+        plain = _masked(msgspec.json.decode(msgspec.json.encode(failure)), lambda text: _endless(text, pattern, ends))
+        return msgspec.json.decode(msgspec.json.encode(plain), type=Failure)
 
 
-def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return pattern.sub(MASK, value)
+        return mask(value)
     if isinstance(value, dict):
-        return {pattern.sub(MASK, key): _masked(one, pattern) for key, one in value.items()}
+        return {mask(key): _masked(one, mask) for key, one in value.items()}
     if isinstance(value, list):
-        return [_masked(one, pattern) for one in value]
+        return [_masked(one, mask) for one in value]
     return value
+
+
+def _endless(text: str, pattern: re.Pattern[str], ends: Iterable[str]) -> str:
+    """A text without secrets, and without what has their first characters, or their last ones."""
+    text = pattern.sub(MASK, text)
+    for secret in ends:
+        at = 0
+        while (at := text.find(secret[:_SHORTEST_PART], at)) >= 0:
+            end = at + _common(text[at : at + len(secret)], secret)
+            text, at = text[:at] + MASK + text[end:], at + len(MASK)
+        at = 0
+        while (at := text.find(secret[-_SHORTEST_PART:], at)) >= 0:
+            end = at + _SHORTEST_PART
+            at = end - _common(text[max(0, end - len(secret)) : end][::-1], secret[::-1])
+            text, at = text[:at] + MASK + text[end:], at + len(MASK)
+    return text
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next(
+        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
 
 
 # --- the forms in which a secret is found ----------------------------------------------------------------------------
@@ -111,6 +157,13 @@ def _forms(secrets: Iterable[str]) -> list[str]:
     for text in sorted(texts, key=len, reverse=True):
         found += ["".join(_character(one) for one in text), *_in_base64(text.encode())]
     return found
+
+
+def _quoted(secrets: Iterable[str]) -> list[str]:
+    """Secrets and their lines, as they are, as Python and JSON write them, and as URLs do; longer ones first."""
+    texts = {line for one in secrets for line in (one, *one.splitlines())}
+    ways = {way for one in texts for way in (one, repr(one)[1:-1], json.dumps(one)[1:-1], quote(one, safe=""))}
+    return sorted((way for way in ways if len(way) > _SHORTEST_PART), key=len, reverse=True)
 
 
 def _character(one: str) -> str:

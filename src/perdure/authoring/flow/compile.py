@@ -38,8 +38,8 @@ from perdure.authoring.flow.format import kind_of
 from perdure.authoring.flow.job import Job
 from perdure.authoring.flow.lazy import Need, Needs, causes_of, gates_of
 from perdure.authoring.flow.schemas import validator, whole_schema
-from perdure.authoring.flow.tree import Item, Mark, Problems
-from perdure.authoring.flow.values import Given, Missing, Template, template
+from perdure.authoring.flow.tree import Item, Mark, Problems, elements
+from perdure.authoring.flow.values import Given, Missing, Template, is_form, template
 from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, remove
 from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, SignalTimeout, UsageError
 from perdure.kernel.commands import StepSpec
@@ -634,10 +634,12 @@ class Compiler:
         for name, item in items.items():
             where = self._where(item)
             scope = Scope(self._flow, self._job, step.map, allowed, step.id if step.repeat is not None else "")
+            before = len(self._problems.found)
             made = template(item, scope, self._problems)
+            right = all(one.level == "warning" for one in self._problems.found[before:])
             if made.secrets:
                 secrets[name] = made.secrets
-            elif made.constant is not None:
+            elif made.constant is not None and right:
                 self._check_constant(step, component, name, item, made.constant)
             if step.map is None:
                 wants.append(_wanted(name, made, scope, where, self._is_optional))
@@ -679,9 +681,22 @@ class Compiler:
                 self._problems.add(item.mark, "F022", f"the argument {name} of {step.use.value}: {wrong}")
 
     def _check_shell(self, step: StepDef, given: Mapping[str, Item]) -> None:
-        """Warn of values that a shell would read as a part of its command."""
+        """Note a command that is none, and warn of values that a shell would read as a part of one."""
         argv, shell = given.get("argv"), given.get("shell")
-        if step.use.value != "shell" or shell is None or shell.value is False or argv is None:
+        if step.use.value != "shell" or argv is None:
+            return
+        said = False if shell is None else shell.value
+        written = isinstance(argv.value, str) and "${{" in argv.value
+        if isinstance(said, bool) and isinstance(argv.value, list | str) and not (written and not said):
+            from perdure.authoring.flow.shell import misused
+
+            # Forms give what they give when they are evaluated.
+            listed = [1 if is_form(one) else one.plain() for one in elements(argv)]
+            plain = listed if isinstance(argv.value, list) else argv.value
+            wrong = misused(plain, said)
+            if wrong is not None:
+                self._problems.add(argv.mark, "F022", wrong)
+        if shell is None or shell.value is False:
             return
         if isinstance(argv.value, str) and "${{" in argv.value:
             self._problems.warn(

@@ -9,23 +9,32 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import urljoin, urlsplit
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import msgspec
 
 from perdure.errors import PerdureError, UsageError
+from perdure.kernel.values.masking import has_secret, shortened
 
 MOST_BYTES, MOST_REDIRECTS = 5 * 1024 * 1024, 5
-# How many seconds may pass without a connection, or without a byte. The `timeout` of a step is for the whole of it.
-SILENCE = 60.0
+# How many seconds may pass without a byte; and without a connection, for each address of a host. The `timeout` of a
+# step is for the whole of it.
+SILENCE, CONNECTING = 60.0, 15.0
+# How much of the body of an answer is in the message of an error.
+_SHOWN = 500
 # Addresses that a gateway translates to those of IPv4.
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What is not sent on to another host.
-_OWN = frozenset({"authorization", "cookie", "proxy-authorization", "host"})
+_PORTS = {"http": 80, "https": 443}
+# The headers that are sent on to another origin. Any other may be a credential.
+_SENT_ON = frozenset({"accept", "accept-language", "content-type", "user-agent"})
+_OF_BODY = frozenset({"content-type", "content-encoding", "content-language", "content-length"})
+# How an answer may be encoded, and how zlib calls that.
+_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
@@ -34,7 +43,7 @@ class HttpFailed(PerdureError):
 
     def __init__(self, url: str, status: int, body: str) -> None:
         self.url, self.status, self.body = url, status, body
-        super().__init__(f"{url} answered with {status}: {body[:500]}")
+        super().__init__(f"{url} answered with {status}: {shortened(body, _SHOWN)}")
 
 
 class AddressRefused(UsageError):
@@ -60,13 +69,13 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
 
     async def http(
         url: str,
-        method: str = "GET",
+        method: Annotated[str, msgspec.Meta(pattern="^[A-Za-z]+$")] = "GET",
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
         json: Any = None,
         body: str | None = None,
-        expect: Sequence[int] | None = None,
-        max_bytes: int = MOST_BYTES,
+        expect: Sequence[Annotated[int, msgspec.Meta(ge=100, le=599)]] | None = None,
+        max_bytes: Annotated[int, msgspec.Meta(ge=0)] = MOST_BYTES,
     ) -> dict[str, Any]:
         """Make a request, and return `status`, `headers` and `body`: what JSON says, or text.
 
@@ -76,16 +85,16 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
         if json is not None and body is not None:
             raise UsageError("http takes `json` or `body`, and not both")
         content = msgspec.json.encode(json) if json is not None else body.encode() if body is not None else None
-        sent = {name.lower(): value for name, value in (headers or {}).items()}
+        # What is compressed is unpacked here, up to the limit and no further.
+        sent = {"accept-encoding": "gzip", **{name.lower(): value for name, value in (headers or {}).items()}}
         if json is not None:
             sent.setdefault("content-type", "application/json")
         target = str(httpx.URL(url, params=params)) if params else url
         # Without proxies and certificates of the environment, which a flow was not told about.
-        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SILENCE) as client:
+        times = httpx.Timeout(SILENCE, connect=min(SILENCE, CONNECTING))
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=times) as client:
             for _ in range(MOST_REDIRECTS + 1):
-                request, host = await _request(client, method, target, sent, content, allowed, resolve)
-                with _answering(target):
-                    answer = await client.send(request, stream=True)
+                answer = await _answer(client, method, target, sent, content, allowed, resolve)
                 try:
                     if answer.status_code not in _REDIRECTS or "location" not in answer.headers:
                         with _answering(target):
@@ -93,14 +102,25 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
                         return _result(answer, data, target, expect)
                 finally:
                     await answer.aclose()
-                target = urljoin(target, answer.headers["location"])
-                if answer.status_code == 303 or (answer.status_code in (301, 302) and method == "POST"):
+                former, target = target, urljoin(target, answer.headers["location"])
+                if _becomes_get(answer.status_code, method):
                     method, content = "GET", None
-                if urlsplit(target).netloc.lower() != host:
-                    sent = {name: value for name, value in sent.items() if name not in _OWN}
+                    sent = {name: value for name, value in sent.items() if name not in _OF_BODY}
+                if _origin(target) != _origin(former):
+                    if content is not None:
+                        raise UsageError(
+                            f"{former} redirects to {shortened(target, _SHOWN)}, which is not sent the body of the "
+                            "request; give that address, if it is to have it"
+                        )
+                    sent = {name: value for name, value in sent.items() if name in _SENT_ON and not has_secret(value)}
         raise UsageError(f"{url} redirects more than {MOST_REDIRECTS} times")
 
     return http
+
+
+def _becomes_get(status: int, method: str) -> bool:
+    """Whether what follows a redirect is a GET, without a body, as browsers do."""
+    return (status == 303 and method.upper() != "HEAD") or (status in (301, 302) and method.upper() == "POST")
 
 
 @contextmanager
@@ -121,7 +141,26 @@ def _library() -> Any:
     return httpx2
 
 
-async def _request(
+def _parts(url: str) -> tuple[SplitResult, str, int]:
+    """The parts of a URL, its host and its port. Raises UsageError for what is no address of the web."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError as error:
+        raise UsageError(f"{shortened(url, 80)} is no address of the web: {error}") from None
+    if parts.scheme not in _PORTS or not host:
+        raise UsageError(f"{shortened(url, 80)} is no address of the web; it begins with https:// or http://")
+    if parts.username is not None:
+        raise UsageError("a URL with a password in it would be kept; give it as a header, from a secret")
+    return parts, host, port
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts, host, port = _parts(url)
+    return parts.scheme, host, port
+
+
+async def _answer(
     client: Any,
     method: str,
     url: str,
@@ -129,25 +168,29 @@ async def _request(
     content: bytes | None,
     allowed: set[str],
     resolve: Resolve,
-) -> tuple[Any, str]:
-    """A request to an address that was checked, and the host that it is for."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url[:80]} is no address of the web; it begins with https:// or http://")
-    if parts.username is not None:
-        raise UsageError("a URL with a password in it would be kept; give it as a header, from a secret")
-    host = parts.hostname
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    addresses = await resolve(host, port)
-    if not {host.lower(), f"{host.lower()}:{port}"} & allowed:
+) -> Any:
+    """The answer to a request, from the first address that was checked and takes a connection."""
+    parts, host, port = _parts(url)
+    try:
+        addresses = await resolve(host, port)
+    except OSError as error:
+        raise ConnectionError(f"{host} has no address ({error})") from error
+    if not {host, f"{host}:{port}"} & allowed:
         for one in addresses:
             if not is_public(one):
                 raise AddressRefused(host, one)
-    address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
-    pinned = parts._replace(netloc=f"{address}:{port}", fragment="").geturl()
-    request = client.build_request(method, pinned, headers={**headers, "host": parts.netloc}, content=content)
-    request.extensions["sni_hostname"] = host
-    return request, parts.netloc.lower()
+    httpx = _library()
+    for number, one in enumerate(addresses, start=1):
+        pinned = parts._replace(netloc=f"{f'[{one}]' if ':' in one else one}:{port}", fragment="").geturl()
+        request = client.build_request(method, pinned, headers={**headers, "host": parts.netloc}, content=content)
+        request.extensions["sni_hostname"] = host
+        try:
+            with _answering(url):
+                return await client.send(request, stream=True)
+        except ConnectionError as error:
+            if number == len(addresses) or not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                raise
+    raise ConnectionError(f"{host} has no address")
 
 
 def is_public(address: str) -> bool:
@@ -165,14 +208,47 @@ def is_public(address: str) -> bool:
 
 
 async def _read(answer: Any, most: int) -> bytes:
-    found = bytearray()
-    async for part in answer.aiter_bytes():
-        found += part
-        if len(found) > most:
+    """The body of an answer, unpacked. What would be larger than the limit is not unpacked."""
+    encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity", *_ENCODINGS):
+        raise UsageError(
+            f"the answer is encoded as {encoding[:40]}, which is not read; ask for it without that encoding"
+        )
+    unpacking = _Unpacking(_ENCODINGS[encoding]) if encoding in _ENCODINGS else None
+    found, packed = bytearray(), 0
+    async for part in answer.aiter_raw():
+        packed += len(part)
+        found += part if unpacking is None else unpacking.more(part, most + 1 - len(found))
+        if max(len(found), packed) > most:
             raise UsageError(
                 f"the answer is larger than {most:,} bytes; raise max_bytes, or fetch it in a step of your own"
             )
+    if unpacking is not None and packed and not unpacking.ended:
+        raise ConnectionError("the answer ends in the middle of what is compressed")
     return bytes(found)
+
+
+class _Unpacking:
+    """Unpacks what is compressed, as far as it is asked to."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind, self._inner = kind, zlib.decompressobj(kind)
+        self.ended = False
+
+    def more(self, data: bytes, most: int) -> bytes:
+        """At most so many bytes of what these and the former ones are. Raises ConnectionError if they are nothing."""
+        found = bytearray()
+        while data and len(found) < most:
+            try:
+                found += self._inner.decompress(data, most - len(found))
+            except zlib.error as error:
+                raise ConnectionError(f"the answer cannot be unpacked: {error}") from None
+            self.ended = self._inner.eof
+            # Several files may follow each other.
+            data = self._inner.unused_data
+            if self.ended and data:
+                self._inner = zlib.decompressobj(self._kind)
+        return bytes(found)
 
 
 def _result(answer: Any, data: bytes, url: str, expect: Sequence[int] | None) -> dict[str, Any]:

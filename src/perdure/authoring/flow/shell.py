@@ -8,15 +8,31 @@ import glob
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from perdure.errors import PerdureError, UsageError
+from perdure.kernel.values.masking import masking, shortened
 
 # How much of what a command prints is kept, of each stream; and how long it may take to end when it is told to.
 MOST_KEPT, GRACE = 64 * 1024, 15.0
+# How much of what it said in the end is in the message of an error; and how much more than is kept of its output is
+# read where that may have a secret in it, which is found only as a whole.
+_SHOWN, _SLACK = 500, 64 * 1024
 # Without these, commands do not work as people expect; everything else of the environment is left out.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "SYSTEMROOT")
-_CHECKS = frozenset({"exit_codes", "required_files", "forbidden_files", "required_globs"})
+Word: TypeAlias = str | int | float
+Text: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]*\Z")]
+
+
+class Success(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must be true when a command has ended."""
+
+    exit_codes: tuple[int, ...] = (0,)
+    required_files: tuple[Text, ...] = ()
+    required_globs: tuple[Text, ...] = ()
+    forbidden_files: tuple[Text, ...] = ()
 
 
 class CommandFailed(PerdureError):
@@ -24,19 +40,19 @@ class CommandFailed(PerdureError):
 
     def __init__(self, command: str, exit_code: int, reason: str, stderr: str) -> None:
         self.command, self.exit_code, self.reason, self.stderr = command, exit_code, reason, stderr
-        said = f"; it said: {stderr.strip()[-500:]}" if stderr.strip() else ""
+        said = f"; it said: {stderr.strip()[-_SHOWN:]}" if stderr.strip() else ""
         super().__init__(f"{command} ended with {exit_code}: {reason}{said}")
 
 
 async def shell(
     argv: Sequence[Any] | str,
     shell: bool = False,
-    cwd: str | None = None,
-    env: Mapping[str, Any] | None = None,
+    cwd: Text | None = None,
+    env: Mapping[str, Word | bool] | None = None,
     input: str = "",
-    success: Mapping[str, Any] | None = None,
-    grace: float = GRACE,
-    max_output: int = MOST_KEPT,
+    success: Success = Success(),  # noqa: B008 - it is frozen
+    grace: Annotated[float, msgspec.Meta(ge=0)] = GRACE,
+    max_output: Annotated[int, msgspec.Meta(ge=0)] = MOST_KEPT,
 ) -> dict[str, Any]:
     """Run a command, and return its exit code and what it printed.
 
@@ -45,14 +61,14 @@ async def shell(
     that it started: by SIGTERM, and after `grace` seconds by SIGKILL.
     """
     command = _command(argv, shell)
-    checks = _checked(success or {})
     folder = cwd or os.getcwd()
+    given = _Given(input.encode()) if input else None
     out, err = _Capture(max_output), _Capture(max_output)
     try:
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.DEVNULL if given is None else given.end,
                 stdout=out.end,
                 stderr=err.end,
                 cwd=folder,
@@ -61,60 +77,49 @@ async def shell(
             )
         )
         process = await _begun(starting, grace)
-        out.begin()
-        err.begin()
-        assert process.stdin is not None
+        for pipe in (out, err) if given is None else (out, err, given):
+            pipe.begin()
         try:
-            await _fed(process.stdin, input)
             code = await process.wait()
         finally:
             await _end(process, grace)
         await asyncio.gather(out.ended(), err.ended())
     finally:
-        out.close()
-        err.close()
+        for pipe in (out, err) if given is None else (out, err, given):
+            pipe.close()
     name = str(command[0]) if not shell else "the shell"
-    reason = _flaw(code, checks, folder)
+    reason = _flaw(code, success, folder)
     if reason is not None:
         raise CommandFailed(name, code, reason, err.text)
     return {"exit_code": code, "stdout": out.text, "stderr": err.text, "truncated": out.more or err.more}
 
 
 def _command(argv: Sequence[Any] | str, shell: bool) -> list[str]:
-    if shell:
-        if not isinstance(argv, str):
-            raise UsageError("with shell: true, argv is one text")
-        return ["/bin/sh", "-c", argv]
-    if isinstance(argv, str) or not argv:
-        raise UsageError("argv is a list, such as [ls, -l]; a text is for shell: true")
-    found = []
+    wrong = misused(argv, shell)
+    if wrong is not None:
+        raise UsageError(wrong)
+    command = ["/bin/sh", "-c", str(argv)] if shell else [str(one) for one in argv]
+    if any("\0" in one for one in command):
+        raise UsageError("an argument of a command has a zero byte in it")
+    return command
+
+
+def misused(argv: object, shell: object) -> str | None:
+    """Why there is no command that these say; None if there is one."""
+    if shell is True:
+        return None if isinstance(argv, str) else "with shell: true, argv is one text"
+    if isinstance(argv, str) or not isinstance(argv, Sequence) or not argv:
+        return "argv is a list, such as [ls, -l]; a text is for shell: true"
     for one in argv:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
-            raise UsageError(f"an argument of a command is text or a number, not {one!r:.80}")
-        if "\0" in str(one):
-            raise UsageError("an argument of a command has a zero byte in it")
-        found.append(str(one))
-    return found
+            kind = "null" if one is None else "true or false" if isinstance(one, bool) else "an object or a list"
+            return f"an argument of a command is text or a number, and not {kind}"
+    return None
 
 
-def _environment(given: Mapping[str, Any]) -> dict[str, str]:
+def _environment(given: Mapping[str, Word | bool]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | {name: _text_of(value, f"the variable {name}") for name, value in given.items()}
-
-
-def _text_of(value: Any, what: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str | int | float):
-        raise UsageError(f"{what} of a command is text, a number, true or false, not {value!r:.80}")
-    return str(value)
-
-
-def _checked(success: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = sorted(set(success) - _CHECKS)
-    if unknown:
-        raise UsageError(f"success has no {unknown[0]!r}; it has {', '.join(sorted(_CHECKS))}")
-    return success
+    return kept | {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
 
 class _Capture:
@@ -124,7 +129,8 @@ class _Capture:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._data, self.more = most, bytearray(), False
+        self._most, self._data, self._seen = most, bytearray(), 0
+        self._room = most if masking.get(None) is None else most + _SLACK
         self._reading, self.end = os.pipe()
         os.set_blocking(self._reading, False)
         self._at_end = asyncio.Event()
@@ -140,9 +146,8 @@ class _Capture:
             data = os.read(self._reading, 65536)
         except BlockingIOError:
             return
-        room = self._most - len(self._data)
-        self._data += data[:room]
-        self.more |= len(data) > room
+        self._data += data[: self._room - len(self._data)]
+        self._seen += len(data)
         if not data:
             asyncio.get_running_loop().remove_reader(self._reading)
             self._at_end.set()
@@ -151,6 +156,11 @@ class _Capture:
         """Everything is read; a process that has left the group may keep its end open, and is not waited for."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_end.wait(), 1.0)
+
+    @property
+    def more(self) -> bool:
+        """Whether there was more than is kept."""
+        return self._seen > self._most
 
     def close(self) -> None:
         """Read no more."""
@@ -162,14 +172,48 @@ class _Capture:
     @property
     def text(self) -> str:
         """What it has read."""
-        return self._data.decode(errors="replace")
+        most = len(self._data[: self._most].decode(errors="replace"))
+        return shortened(self._data.decode(errors="replace"), most)
 
 
-async def _fed(stream: asyncio.StreamWriter, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(text.encode())
-        await stream.drain()
-    stream.close()
+class _Given:
+    """What a command is given to read, as far as it reads it.
+
+    A pipe of our own: what a command left running may keep it open and read nothing, and is not waited for.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.end, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+
+    def begin(self) -> None:
+        """The command has its end of the pipe by now."""
+        os.close(self.end)
+        self.end = -1
+        asyncio.get_running_loop().add_writer(self._writing, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._data = self._data[os.write(self._writing, self._data) :]
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads it any more
+            self._data = self._data[:0]
+        if not self._data:
+            self._close()
+
+    def _close(self) -> None:
+        if self._writing >= 0:
+            asyncio.get_running_loop().remove_writer(self._writing)
+            os.close(self._writing)
+            self._writing = -1
+
+    def close(self) -> None:
+        """Write no more."""
+        self._close()
+        if self.end >= 0:
+            os.close(self.end)
 
 
 async def _begun(starting: asyncio.Future[asyncio.subprocess.Process], grace: float) -> asyncio.subprocess.Process:
@@ -202,18 +246,17 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _flaw(code: int, success: Mapping[str, Any], folder: str) -> str | None:
+def _flaw(code: int, success: Success, folder: str) -> str | None:
     """Why a command did not succeed; None if it did."""
-    codes = success.get("exit_codes", [0])
-    if code not in codes:
-        return f"it ends with one of {codes} if it succeeds"
-    for path in success.get("required_files", ()):
+    if code not in success.exit_codes:
+        return f"it ends with one of {list(success.exit_codes)} if it succeeds"
+    for path in success.required_files:
         if not os.path.exists(os.path.join(folder, path)):
             return f"there is no file {path}"
-    for pattern in success.get("required_globs", ()):
+    for pattern in success.required_globs:
         if not glob.glob(pattern, root_dir=folder, recursive=True):
             return f"no file fits {pattern}"
-    for path in success.get("forbidden_files", ()):
+    for path in success.forbidden_files:
         if os.path.exists(os.path.join(folder, path)):
             return f"there is a file {path}"
     return None

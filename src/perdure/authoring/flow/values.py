@@ -356,6 +356,11 @@ _FORMS: Mapping[str, Mapping[str, bool]] = {
 }
 
 
+def is_form(item: Item) -> bool:
+    """Whether a value is one of Stepflow's forms, which stands for another value."""
+    return isinstance(item.value, dict) and any(key in _FORMS for key in item.value)
+
+
 def _form(form: str, item: Item, scope: Scope, problems: Problems) -> Template:
     value: dict[str, Item] = item.value
     wrong = False
