@@ -301,7 +301,12 @@ class StepRunner:
             return
         begun: Callable[[], None] | None = None
         try:
-            context = self._context(attempt)
+            context = attempt.variables.copy()
+            context.run(current.set, attempt.context)
+            if self.tracing is not None:
+                self.tracing.launched(attempt, context)
+            if spec.secrets:
+                context.run(masking.set, self.secrets.shortened)
             if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
                 begun = self._when_called(attempt) if attempt.call.failed is None else None
             work: Coroutine[Any, Any, Any]
@@ -326,16 +331,6 @@ class StepRunner:
                 self._start_timers(attempt, spec.timeout, spec.heartbeat)
         except BaseException as error:  # the outcome of this attempt, not of the one that freed the slot
             attempt.give_up(contained(error))
-
-    def _context(self, attempt: Attempt) -> Context:
-        """The variables that the code of an attempt sees."""
-        context = attempt.variables.copy()
-        context.run(current.set, attempt.context)
-        if self.tracing is not None:
-            self.tracing.launched(attempt, context)
-        if attempt.call.command.spec.secrets:
-            context.run(masking.set, self.secrets.shortened)
-        return context
 
     def _call_steps(self) -> None:
         """Call the async steps that were launched in the last turn; what those record that end at once is one write."""
@@ -370,7 +365,12 @@ class StepRunner:
             if step_task is None or step_task.over:
                 step_task = self._step_task = StepTask(self.loop)
             attempt.task = step_task.task
-            context = self._context(attempt)
+            context = attempt.variables.copy()
+            context.run(current.set, attempt.context)
+            if self.tracing is not None:
+                self.tracing.launched(attempt, context)
+            if spec.secrets:
+                context.run(masking.set, self.secrets.shortened)
             if not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
                 self._start_timers(attempt, spec.timeout, spec.heartbeat)
             if self._call_with is None:
