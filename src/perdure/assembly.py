@@ -187,6 +187,8 @@ class Engine(Client):
         self._commits: Observers[tuple[str, Append]] | None = None
         self._retention = retention
         self._telemetry = EngineTelemetry(telemetry, lambda: self.store, lambda: self._base.leases, self.clock)
+        if (spans := self._telemetry.trace(base.redaction, lambda: self.name)) is not None:
+            self._starts.tracing, self._messages.trace_of_caller = spans, spans.trace_of_caller
         self._declared = _declared(schedules)
         self._on_complete = check_on_complete(on_complete)
         self._completions: Observers[RunRow] | None = None
@@ -367,6 +369,7 @@ class Engine(Client):
         orchestrator.services.stream = self._stream_mode
         orchestrator.services.resources = self.resources
         orchestrator.services.runner.items = self._base.items
+        orchestrator.services.runner.tracing = self._telemetry.spans
         self._telemetry.opened(
             Gauges(
                 lambda: orchestrator.services.runner.running,
@@ -515,7 +518,7 @@ class Engine(Client):
         return (await run_result(self._base, row, self._local.find_program(row.program), row.id, row.run_id),)
 
     async def _close_observers(self) -> None:
-        self._telemetry.closed()
+        await self._telemetry.closed()
         commits, completions = self._commits, self._completions
         self._commits = self._completions = None
         if commits is not None:

@@ -66,6 +66,8 @@ class Messages:
 
     def __init__(self, base: StoreClient, gateway: RunGateway) -> None:
         self._base, self._gateway = base, gateway
+        # The trace that a caller is in, where spans are on.
+        self.trace_of_caller: Callable[[], str | None] | None = None
 
     async def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None, *, trace: str | None = None
@@ -80,6 +82,8 @@ class Messages:
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
         check = partial(_check_signal, payload=data, name=name)
+        if trace is None and self.trace_of_caller is not None:
+            trace = self.trace_of_caller()
         traced = "" if trace is None else check_trace(trace)
 
         def decide(state: RunState, child: str) -> inbound.Events | Duplicate | Finished:

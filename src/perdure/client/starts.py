@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -71,6 +72,16 @@ class Start(Generic[R_co]):
     trace: str | None = None
 
 
+class StartTracing(Protocol):
+    """Makes spans of starts."""
+
+    def start(self, program: str, given: str | None) -> AbstractContextManager[str | None]:
+        """A span around the start of a run. Gives the trace that the run continues."""
+
+    def trace_of_caller(self) -> str | None:
+        """The trace that the caller is in."""
+
+
 class Starts:
     """Starts runs."""
 
@@ -84,11 +95,16 @@ class Starts:
     ) -> None:
         self._base, self._gateway, self._messages, self._handles = base, gateway, messages, handles
         self._definitions = definitions
+        # Makes spans; None unless that is on.
+        self.tracing: StartTracing | None = None
 
-    async def start(self, request: Start[R]) -> RunHandle[R]:
-        """Start a run, durably; with an id that is in use, do what `reuse` says."""
+    async def start(self, request: Start[R], *, traced: bool = False) -> RunHandle[R]:
+        """Start a run, durably; with an id that is in use, do what `reuse` says. `traced`: its span has begun."""
         self._base.check_open()
         check_invocation(request.invocation, "start")
+        if self.tracing is not None and not traced:
+            with self.tracing.start(request.invocation.name, request.trace) as trace:
+                return await self.start(replace(request, trace=trace), traced=True)
         if request.memo:
             return await self._start_with_memo(request)
         starting = await self._starting(request)
@@ -112,6 +128,8 @@ class Starts:
             one = "; for one use start()" if isinstance(starts, Invocation) else ""
             raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is not a list{one}")
         requests = [one if isinstance(one, Start) else Start(one) for one in starts]
+        if self.tracing is not None and (trace := self.tracing.trace_of_caller()) is not None:
+            requests = [one if one.trace is not None else replace(one, trace=trace) for one in requests]
         for request in requests:
             if not isinstance(request.invocation, Invocation):
                 raise UsageError(
@@ -171,7 +189,7 @@ class Starts:
         found = await self._base.store.runs.find(check_id(request.id))
         before = found[0] if found is not None and not found[0].root else None
         if before is None or not before.status.finished or before.program != program.name:
-            return await self.start(replace(request, memo=False))
+            return await self.start(replace(request, memo=False), traced=True)
         starting = await self._starting(request)
         starting.incarnation = before.incarnation + 1
         new = self._new_run(starting)

@@ -701,6 +701,8 @@ class Driver:
         if self.outbox.unplanned and self.outbox.in_flight is None:
             self._pump(None, write=False)
         append = self.outbox.next_append(self._fsync)
+        if self.services.runner.tracing is not None and append is not None:
+            self.services.runner.tracing.writing(self, append)
         self._unsaved = 0
         return append
 

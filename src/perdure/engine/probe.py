@@ -60,6 +60,9 @@ class Tracing(Protocol):
     def ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt has ended. Of one that was given up: at once, and again when its task ends."""
 
+    def writing(self, driver: Driver, append: Append) -> None:
+        """An append of a run in memory is about to be written; it may be refused, or be given again."""
+
     def traced(self, driver: Driver, starts: Sequence[Start]) -> Sequence[Start]:
         """Runs that this one is about to start, with the trace that they continue."""
 

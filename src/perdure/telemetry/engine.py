@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perdure import __version__
 from perdure.config import Telemetry
 from perdure.engine.probe import Probes
+from perdure.errors import UsageError
+from perdure.kernel.values.redaction import Redaction
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
@@ -17,6 +20,9 @@ from perdure.telemetry.counting import Counting, build
 from perdure.telemetry.metrics import Labels, Metrics
 from perdure.telemetry.prometheus import Stored, exposition
 from perdure.telemetry.store_figures import StoreFigures
+
+if TYPE_CHECKING:
+    from perdure.telemetry.spans import Spans
 
 LAG_SECONDS = 1.0
 
@@ -42,8 +48,22 @@ class EngineTelemetry:
         self._figures: StoreFigures | None = None
         self._gauges: Gauges | None = None
         self._lag: asyncio.TimerHandle | None = None
+        self.spans: Spans | None = None
         if config.metrics:
             self.count()
+
+    def trace(self, redaction: Redaction, name: Callable[[], str]) -> Spans | None:
+        """Make spans from now on, if that is on. `name`: the name of the orchestrator."""
+        if self._config.spans:
+            try:
+                from perdure.telemetry.spans import Spans
+            except ModuleNotFoundError as error:
+                raise UsageError(
+                    f"Telemetry(spans=True) needs {error.name}: pip install 'perdure[otel]' opentelemetry-sdk"
+                ) from None
+            self.spans = Spans(self._config.trace_gap, self._clock, redaction, name)
+            self.probes.append(self.spans)
+        return self.spans
 
     # --- with the engine ------------------------------------------------------------------------------------------
 
@@ -51,13 +71,18 @@ class EngineTelemetry:
         """The engine is open."""
         self._gauges = gauges
         self._watch_loop()
+        if self.spans is not None:
+            self.spans.queue.open()
 
-    def closed(self) -> None:
-        """The engine is closed: its figures stay as they are."""
+    async def closed(self) -> None:
+        """The engine is closed: its figures stay as they are, and spans get a moment to be exported."""
         self._gauges = None
         if self._lag is not None:
             self._lag.cancel()
             self._lag = None
+        if self.spans is not None:
+            self.spans.closed()
+            await self.spans.queue.close()
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

@@ -399,7 +399,11 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def run_root(self, coro: Coroutine[Any, Any, Any]) -> BodyTask:
         """The task of the body itself; its ops have no prefix."""
-        task = BodyTask(coro, self, self.root, "workflow", _empty_context())
+        # An empty context: what the caller of start() had in its variables would be gone after a crash.
+        context = Context()
+        if "opentelemetry.trace" in sys.modules:
+            _silence(context)
+        task = BodyTask(coro, self, self.root, "workflow", context)
         self._tasks.append(task)
         return task
 
@@ -432,18 +436,11 @@ class BodyLoop(asyncio.AbstractEventLoop):
         """Exceptions that are never retrieved have no effect, on the first execution as on a replay."""
 
 
-def _empty_context() -> Context:
-    """An empty context: what the caller of start() had in its variables would be gone after a crash.
-
-    Where the process has loaded OpenTelemetry, a span is current in it that is not sampled: spans that a body begins
-    would be made again by every replay.
-    """
-    context = Context()
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is not None:
-        silent = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
-        context.run(sys.modules["opentelemetry.context"].attach, trace.set_span_in_context(silent))
-    return context
+def _silence(context: Context) -> None:
+    """Make a span current that is not sampled: spans that a body begins would be made again by every replay."""
+    trace = sys.modules["opentelemetry.trace"]
+    silent = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
+    context.run(sys.modules["opentelemetry.context"].attach, trace.set_span_in_context(silent))
 
 
 class Closing(BaseException):

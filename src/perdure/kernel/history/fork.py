@@ -235,7 +235,6 @@ def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any)
             "priority": 0,
             "continued_from": "",
             "not_before": None,
-            "trace": "",
             "deadline": None if started.deadline is None else now + (started.deadline - created),
             **changes,
         },
