@@ -27,6 +27,7 @@ INSTEAD = {
 
 def backup(
     file: Annotated[str, Parameter(help="The file to write, in a directory that exists.")],
+    /,
     *,
     force: Annotated[bool, Parameter(negative="", help="Replace the file if it exists.")] = False,
     store: StoreUrl = DEFAULT_STORE,

@@ -30,7 +30,9 @@ def export(
     output: Annotated[str, Parameter(name=["--output", "-o"], help="The file to write.")],
     redact: Annotated[
         list[str] | None,
-        Parameter(help="Redact the value at this path, such as $.card.number or charge:0.$.pan; may be repeated."),
+        Parameter(
+            negative="", help="Redact the value at this path, such as $.card.number or charge:0.$.pan; may be repeated."
+        ),
     ] = None,
     code: Annotated[str | None, Parameter(help="file.py or module: include the hash of the program's source.")] = None,
     store: StoreUrl = DEFAULT_STORE,

@@ -62,8 +62,9 @@ def dev(
 ) -> int:
     """Execute the runs of a module, show them in the dashboard, and take every edit of it at once, until Ctrl-C.
 
-    An edit is first held against the open runs. If it would park one, the page says which and why, and the code from
-    before continues until the edit fits, or is taken anyway.
+    An edit is first held against the open runs. If it would park one, the page
+    says which and why, and the code from before continues until the edit fits,
+    or is taken anyway.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,18 +35,37 @@ if TYPE_CHECKING:
     from perdure.client.migrating import TriedRun
 
 app = App(name="flow", help="Check flows, run them, test them and draw them.")
-app.command("perdure.cli.flow_files:fmt", name="fmt", sort_key=8, help="Print flows in canonical form.")
-app.command("perdure.cli.flow_stored:deploy", name="deploy", sort_key=10, help="Store flows, with their schedules.")
-app.command("perdure.cli.flow_stored:ls", name="ls", sort_key=11, help="List the flows in a store.")
-app.command("perdure.cli.flow_stored:show", name="show", sort_key=12, help="Print what a flow says, or that of a run.")
-app.command("perdure.cli.flow_stored:diff", name="diff", sort_key=13, help="Show where two flows differ.")
-app.command(
-    "perdure.cli.flow_stored:migrate",
-    name="migrate",
-    sort_key=14,
-    help="Continue a run with another version of its flow.",
-)
-app.command("perdure.cli.flow_files:import_", name="import", sort_key=9, help="Translate a flow of another engine.")
+# These modules are imported when a command of theirs is called, so that `check` begins at once. The texts are for the
+# list of commands, and for the help of each.
+_LAZY = {
+    "flow_files:fmt": """Print flows in canonical form.
+
+    There is one order of keys and one way to quote; comments stay where they
+    were. With --check, it ends with 1 when a file is not in that form.""",
+    "flow_files:import": """Translate a flow of another engine.
+
+    What could not be translated is reported with line and column. It ends with
+    0 when all of it was translated, and with 2 when something is left to do.""",
+    "flow_stored:deploy": """Store flows, with their schedules.
+
+    Each is the latest of its name then, and its schedules are those in the
+    file. Runs in progress keep the definition that they were started with.
+    Nothing is stored when any of the files is wrong.""",
+    "flow_stored:ls": "List the flows in a store, each with its latest version.",
+    "flow_stored:show": "Print what a flow says; of a run, with the overrides that it was started with.",
+    "flow_stored:diff": """Show where two flows differ.
+
+    Descriptions, tests and schedules are left out. It ends with 0 when they say
+    the same, and with 1 otherwise.""",
+    "flow_stored:migrate": """Continue a run with another version of its flow.
+
+    What it has done stays done, or it is told what does not fit. A run that
+    failed is tried again. Steps that are under way begin again.""",
+}
+for number, (place, about) in enumerate(_LAZY.items()):
+    name = place.partition(":")[2]
+    path = f"perdure.cli.{place}{'_' * (name == 'import')}"
+    app.command(path, name=name, sort_key=8 + number, help=inspect.cleandoc(about))
 
 File = Annotated[str, Parameter(help="A flow: a file that ends with .yaml, .yml or .json.")]
 Profile = Annotated[str | None, Parameter(help="The profile of the flow; by default from the settings.")]
@@ -137,10 +157,12 @@ def run(
     """Run a flow to its end and print its result as JSON.
 
     After a crash, the same command with the same --id continues the run from
-    the last step that it finished. --input: an object with the inputs by name;
-    @file.json reads it from a file, - from stdin. With --inputs, it runs once
-    for each line of a file: a batch. --set book.timeout=5s, or
-    extract.pull.timeout=5s in a flow with jobs: JSON, or else text.
+    the last step that it finished.
+
+    --input is an object with the inputs by name; it may be @file.json, or -
+    for stdin. With --inputs, the flow runs once for each line of a file, as a
+    batch. --set book.timeout=5s changes a step, extract.pull.timeout=5s one of
+    a job; the value is JSON, or else text.
     """
     from perdure.cli.run import perform
 

@@ -64,8 +64,10 @@ def fmt(
     files: Annotated[list[str], Parameter(help="Flows: files that end with .yaml, .yml or .json, or folders of them.")],
     /,
     *,
-    check: Annotated[bool, Parameter(help="Change nothing: list files that are not in canonical form.")] = False,
-    write: Annotated[bool, Parameter(help="Write the files, in place of printing them.")] = False,
+    check: Annotated[
+        bool, Parameter(negative="", help="Change nothing: list files that are not in canonical form.")
+    ] = False,
+    write: Annotated[bool, Parameter(negative="", help="Write the files, in place of printing them.")] = False,
 ) -> int:
     """Print flows in canonical form: one order of keys, one way to quote, comments where they were.
 

@@ -36,7 +36,7 @@ COMMANDS = {
     "resolve": ("perdure.cli.messages:resolve", "Continue a parked run, or end it."),
     "stream": ("perdure.cli.stream:stream", "Follow what the steps of a run emit."),
     "queues": ("perdure.cli.queues:app", "Show the queues: ls."),
-    "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until it is stopped."),
+    "worker": ("perdure.cli.worker:worker", "Execute the runs of a module or of flows until it is stopped."),
     "dev": ("perdure.cli.dev:dev", "Develop: a worker and the dashboard in one, and every edit taken at once."),
     "serve": ("perdure.cli.serve:serve", "Serve the dashboard and the HTTP API of a store."),
     "token": ("perdure.cli.tokens:app", "Make, list and revoke tokens of the HTTP API: new, ls, revoke."),
@@ -55,7 +55,8 @@ COMMANDS = {
     "graph": ("perdure.cli.graph:app", "Draw graphs: show."),
     "flow": (
         "perdure.cli.flow:app",
-        "Check, run, test and draw flows: check, run, test, graph, schema, fmt, import.",
+        "Check, run, test, draw and deploy flows: check, run, test, graph, schema, fmt, import, deploy, ls, show, "
+        "diff, migrate.",
     ),
     "components": ("perdure.cli.components:app", "Show what the steps of flows can use: ls, show."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),

@@ -126,7 +126,9 @@ def steps(
     id: RunId,
     /,
     *,
-    status: Annotated[list[str] | None, Parameter(help="Only steps in this status; may be repeated.")] = None,
+    status: Annotated[
+        list[str] | None, Parameter(negative="", help="Only steps in this status; may be repeated.")
+    ] = None,
     inputs: Annotated[
         bool, Parameter(negative="", help="Show their arguments: recorded ones, and others by replaying the code.")
     ] = False,

@@ -16,7 +16,7 @@ from perdure.cli.targets import load
 
 
 def sweep(
-    module: Annotated[str, Parameter(help="file.py or a module with the workflows.")],
+    module: Annotated[str, Parameter(help="file.py, a module, flow.yaml or a folder of flows.")],
     /,
     *,
     max_timers: Annotated[int, Parameter(help="The maximum number of waiting runs to continue.")] = 100,

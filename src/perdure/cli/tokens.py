@@ -29,7 +29,8 @@ def new(
     may: Annotated[str, Parameter(help=f"What it allows, with commas: {', '.join(PERMISSIONS)}.")] = "read",
     programs: Annotated[str | None, Parameter(help="Only runs of these programs, with commas.")] = None,
     redact: Annotated[
-        list[str] | None, Parameter(help="What is taken out of the values it sees, as $.card; may be repeated.")
+        list[str] | None,
+        Parameter(negative="", help="What is taken out of the values it sees, as $.card; may be repeated."),
     ] = None,
     expires: Annotated[str | None, Parameter(help="When it expires, such as 90d; by default never.")] = None,
     store: StoreUrl = DEFAULT_STORE,

@@ -22,7 +22,7 @@ def prune(
     older_than: Annotated[str, Parameter(help="How long ago a run must have ended: 30d, 12h, 90m, 45s, 2w.")],
     status: Annotated[
         list[str] | None,
-        Parameter(help="How it must have ended: completed, failed, cancelled, bailed; may be repeated."),
+        Parameter(negative="", help="How it must have ended: completed, failed, cancelled, bailed; may be repeated."),
     ] = None,
     archive: Annotated[str | None, Parameter(help="Write each run into a capsule in this directory first.")] = None,
     grace: Annotated[str, Parameter(help="Keep blobs that were put within this time.")] = "1h",

@@ -57,7 +57,7 @@ def worker(
     Parameters
     ----------
     module
-        file.py or a module; by default from the settings.
+        file.py, a module, flow.yaml or a folder of flows; by default from the settings.
     """
     module = module or settings().module
     if module is None:
