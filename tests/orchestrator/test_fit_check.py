@@ -32,8 +32,9 @@ from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.kernel.events import RunResumed
 from perdure.kernel.replay import Replay
 from perdure.orchestrator import fit_check
-from perdure.orchestrator.fit_check import FitCheck, FitReport, short_collections
+from perdure.orchestrator.fit_check import SKEW, FitCheck, FitReport, short_collections
 from perdure.orchestrator.session import Session
+from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
@@ -407,6 +408,54 @@ async def test_the_next_process_with_the_same_code_reads_no_journal_that_fits(an
     async with engine_of(any_store, clock, changed) as engine:
         assert (await first(engine)).parked == 110
     async with engine_of(any_store, clock, listening) as engine:
+        await until(lambda: _all(engine, RunStatus.WAITING))
+
+
+async def test_what_has_not_changed_since_all_journals_fitted_is_not_even_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, clock = MemoryStore(), FakeClock()
+    listed = list[str]()
+
+    def counted(filter: RunFilter) -> Any:
+        async def page() -> Any:
+            found = await read(filter)
+            listed.extend(row.id for row, _ in found if filter.changed_since is not None)
+            return found
+
+        return page()
+
+    read = store.runs.list
+    monkeypatch.setattr(store.runs, "list", counted)
+
+    async def pass_(program: Workflow[..., Any] = listening, **options: Any) -> FitReport:
+        listed.clear()
+        async with engine_of(store, clock, program, **options) as engine:
+            return await first(engine)
+
+    async with engine_of(store, clock, listening) as engine:
+        for n in range(110):
+            _ = await engine.start(listening(n), id=f"run {n}", tags={"of": "us"})
+        await until(lambda: _all(engine, RunStatus.WAITING))
+    # By clocks that may differ these could have changed since: they are listed, and not read again.
+    assert (await pass_()).checked == 110
+    assert ((await pass_()).checked, len(listed)) == (0, 110)
+    # The moment of a pass is kept when it has checked something. A client may append whatever the code is.
+    clock.advance(2 * SKEW)
+    async with connect(store, clock=clock) as client:
+        _ = await client.signal("run 7", "something else")
+    assert ((await pass_()).checked, len(listed)) == (1, 110)
+    assert ((await pass_()).checked, listed) == (0, ["run 7"])
+    # Where one is owned by a live orchestrator, the pass leaves the moment as it was.
+    clock.advance(2 * SKEW)
+    async with engine_of(store, clock, listening, name="other") as other:
+        _ = await first(other)
+        _ = await other.start(listening(0), id="another", tags={"of": "them"})
+        await until(lambda: _all(other, RunStatus.WAITING))
+        assert ((await pass_(name="third")).checked, sorted(listed)) == (0, ["another", "run 7"])
+    # Other code reads everything, and so does this code after what that has parked.
+    assert (await pass_(changed)).parked == 111
+    async with engine_of(store, clock, listening) as engine:
         await until(lambda: _all(engine, RunStatus.WAITING))
 
 

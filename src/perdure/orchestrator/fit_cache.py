@@ -1,12 +1,14 @@
-"""Remember for the next process which journals fit which code: a blob of digests, found by a hash of the code.
+"""Remember for the next process which journals fit which code: a blob, found by a hash of the code.
 
-It may be lost or out of date at any time: then the runs are replayed again.
+It has a moment up to which all journals fit, and digests of those that fit and have changed since. It may be lost or
+out of date at any time: then the runs are replayed again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable
@@ -21,11 +23,12 @@ from perdure.ports.leases import HeldBy
 from perdure.ports.store import Store
 
 # Leases under this prefix name the blobs, and end by themselves once code was not used for so many seconds.
-FITS = "fits:"
+FITS = "fit:"
 TTL = 30 * 86400.0
 # Fewer runs are replayed sooner than they are looked up.
 FEWEST = 100
 SIZE = 8
+_MOMENT = struct.Struct(">d")
 # How many files are read before everything else on the event loop has its turn.
 AT_ONCE = 10
 
@@ -83,20 +86,23 @@ class FitCache:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
-    async def load(self, code: str) -> set[bytes]:
-        """The digests of journals that fit this code."""
+    async def load(self, code: str) -> tuple[float | None, set[bytes]]:
+        """The moment up to which all journals fit this code, if there is one, and the digests of others that do."""
         lease = await self._store.leases.get(FITS + code, self._clock.now())
         if lease is None:
-            return set()
+            return None, set()
         try:
             data = await self._store.blobs.get(lease.owner) or b""
         except Corrupt:
-            return set()
-        return {data[at : at + SIZE] for at in range(0, len(data), SIZE)}
+            return None, set()
+        if len(data) % SIZE or not data:
+            return None, set()
+        (moment,) = _MOMENT.unpack_from(data)
+        return moment or None, {data[at : at + SIZE] for at in range(_MOMENT.size, len(data), SIZE)}
 
-    async def save(self, code: str, digests: Collection[bytes]) -> None:
+    async def save(self, code: str, moment: float | None, digests: Collection[bytes]) -> None:
         """Replace what is known of this code."""
-        blob = await self._store.blobs.put(b"".join(sorted(digests)))
+        blob = await self._store.blobs.put(_MOMENT.pack(moment or 0.0) + b"".join(sorted(digests)))
         leases, key = self._store.leases, FITS + code
         while isinstance(held := await leases.acquire(key, blob, TTL, self._clock.now()), HeldBy):
             with suppress(NotOwner):

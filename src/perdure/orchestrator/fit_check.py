@@ -35,6 +35,10 @@ from perdure.ports.runs import RunFilter
 STATUSES = (RunStatus.WAITING, RunStatus.QUEUED, RunStatus.PAUSED, RunStatus.RUNNING)
 
 
+# How far the clocks of processes that append to a journal may be apart, in seconds.
+SKEW = 300.0
+
+
 @dataclass(frozen=True, slots=True)
 class FitCheckConfig:
     """Durations are in seconds."""
@@ -121,6 +125,8 @@ class FitCheck:
         self._fits: set[bytes] = set()
         self._foreign: set[bytes] = set()
         self._left: set[bytes] = set()
+        # All journals fit that have no event of this moment or later: they are not listed again.
+        self._fit_until: float | None = None
         self._cache = FitCache(orchestrator.store, orchestrator.clock)
         # The hash of the code, for the cache: None before it is known, empty if there is none.
         self._code: str | None = None
@@ -140,6 +146,7 @@ class FitCheck:
         """Check everything again, and try parked runs again: a program was defined again."""
         for known in (self._fits, self._foreign, self._left):
             known.clear()
+        self._fit_until = None
         # What was defined again in one process is of no use to the next.
         self._code, self._code_changed = "", True
         self._wanted.set()
@@ -175,24 +182,41 @@ class FitCheck:
             return await self._check_all(until_the_end)
 
     async def _check_all(self, until_the_end: ExitStack) -> FitReport:
-        orchestrator = self._orchestrator
+        orchestrator, began = self._orchestrator, self._orchestrator.clock.now()
+        # The digests of journals that fit, and of those that a later pass lists again although all fit.
         fits: set[bytes] = set()
+        recent: set[bytes] = set()
         self._turns = checked = parked = new = 0
         left: Counter[str] = Counter()
         missing: set[str] = set()
+        # Whether each run that could be checked was: later passes need not list what has not changed since.
+        whole = orchestrator.serves is None
         cursor: str | None = None
         while orchestrator.session.at_work:
-            filter = RunFilter(status=STATUSES, limit=self._config.page, cursor=cursor, built_in=False)
+            filter = RunFilter(
+                status=STATUSES,
+                limit=self._config.page,
+                cursor=cursor,
+                built_in=False,
+                values=False,
+                changed_since=self._fit_until,
+            )
             page = await orchestrator.store.runs.list(filter)
+            if self._code is None and len(page) >= FEWEST:
+                self._code = await code_hash(orchestrator.programs)
+                if self._code:
+                    self._fit_until, known = await self._cache.load(self._code)
+                    self._fits |= known
+                    if self._fit_until is not None:
+                        continue
             if cursor is None and len(page) >= FEWEST:
                 # Not for a few: in a process that has frozen much, even to find that out takes milliseconds.
                 until_the_end.enter_context(short_collections())
-            if self._code is None and len(page) >= FEWEST:
-                self._code = await code_hash(orchestrator.programs)
-                self._fits |= await self._cache.load(self._code) if self._code else set()
             heads = [(row, digest(row.run_id, head.next_seq)) for row, head in page]
             fits.update(one for _, one in heads if one in self._fits)
+            listed_again = {one for (_, one), (_, head) in zip(heads, page, strict=True) if head.at >= began - SKEW}
             todo = [row for row, one in heads if self._is_unchecked(row, one)]
+            whole = whole and not any(self._is_left_out(row) for row, _ in page)
             missing.update(row.program for row, _ in page if isinstance(self._missing(row), UnknownVersion))
             for start in range(0, len(todo), self._config.batch):
                 for one in await self._check(todo[start : start + self._config.batch]):
@@ -209,6 +233,7 @@ class FitCheck:
                         left[one.row.program] += 1
                     elif await self._park(one, one.error):
                         parked += 1
+            recent |= fits & listed_again
             if len(page) < self._config.page:
                 break
             cursor = page[-1][0].run_id
@@ -216,9 +241,12 @@ class FitCheck:
         else:
             return FitReport()
         self._on_missing(frozenset(missing))
+        whole = whole and not (missing or self._left or self._foreign or orchestrator.runs.of(LEFT))
+        if whole:
+            self._fit_until, fits = began - SKEW, recent
+        if self._code and new:
+            await self._cache.save(self._code, self._fit_until, fits)
         self._fits = fits
-        if self._code and new and len(fits) >= FEWEST:
-            await self._cache.save(self._code, fits)
         for program, count in left.items():
             log.warning(
                 "%d waiting run%s of `%s` %s not fit the code of orchestrator %s, and %s left to others that are alive "
@@ -264,6 +292,13 @@ class FitCheck:
             # Only an engine that has its code can say what it makes of a run that has not begun.
             return self._takeover.parks_unknown and row.status is not RunStatus.QUEUED
         return row.status is not RunStatus.RUNNING and orchestrator.programs.is_loaded(row.program)
+
+    def _is_left_out(self, row: RunRow) -> bool:
+        """Whether a run is to be checked later: another orchestrator has it now, or its code is not loaded."""
+        if row.root:
+            return False
+        programs = self._orchestrator.programs
+        return row.owner in self._others or (self._missing(row) is None and not programs.is_loaded(row.program))
 
     def _missing(self, row: RunRow) -> UnknownProgram | UnknownVersion | None:
         return self._orchestrator.programs.missing(row.program, row.version)

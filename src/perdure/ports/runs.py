@@ -108,7 +108,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     Created from `since` on and before `until`. `parent` and `root` are run_ids; a run without a parent is its own root.
     `id_prefix` is a literal prefix, not a pattern. `built_in`: include runs of perdure's own programs, whose names
     begin with `perdure.`. `roots`: no children. `floor` is the last run_id that is looked at: see `nth`. Without
-    `values`, rows come with neither inputs nor outputs, and unchecked, since checksums cover those.
+    `values`, rows come with neither inputs nor outputs, and unchecked, since checksums cover those. `changed_since`:
+    with an event of that moment or a later one in their journals.
     """
 
     status: Sequence[RunStatus] = ()
@@ -130,11 +131,13 @@ class RunFilter(msgspec.Struct, frozen=True):
     floor: str = ""
     match: Match | None = None
     values: bool = True
+    changed_since: float | None = None
 
-    def fits(self, row: RunRow) -> bool:
-        """Whether a row matches, for stores that have no query language."""
+    def fits(self, row: RunRow, head: Head) -> bool:
+        """Whether a run matches, for stores that have no query language."""
         return (
-            (self.cursor is None or row.run_id < self.cursor)
+            (self.changed_since is None or head.at >= self.changed_since)
+            and (self.cursor is None or row.run_id < self.cursor)
             and row.run_id >= self.floor
             and (not self.status or row.status in self.status)
             and (self.program is None or row.program == self.program)

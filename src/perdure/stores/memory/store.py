@@ -190,12 +190,9 @@ class MemoryRuns:
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
         self._journal.count("list")
-        found = [
-            self._with_head(row if filter.values else without_values(row))
-            for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
-            if filter.fits(row)
-        ]
-        return found[: filter.limit]
+        newest_first = sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
+        found = [(row, head) for row, head in map(self._with_head, newest_first) if filter.fits(row, head)]
+        return [(row if filter.values else without_values(row), head) for row, head in found[: filter.limit]]
 
     async def nth(self, count: int, cursor: str | None = None) -> str | None:
         """The run_id of the newest run but `count`, before the cursor."""

@@ -64,7 +64,7 @@ class RedisRuns:
             size = min(PAGE_SIZE, max(25, filter.limit - len(found)))
             page = await self._server.call(PAGE, (keys, cursor, size, True))
             rows = (listed(run_id.decode(), text, head) for run_id, text, head in page)
-            fitting = ((row, head) for row, head in rows if filter.fits(row))
+            fitting = ((row, head) for row, head in rows if filter.fits(row, head))
             found += [(row if filter.values else without_values(row), head) for row, head in fitting]
             if len(page) < size:
                 break

@@ -74,6 +74,7 @@ _FILTER = """
       and ($12::float8 is null or r.created_at < $12)
       and ($13::text is null or substr(r.id, 1, length($13)) = $13)
       and ($15::bool is false or r.root = '')
+      and ($16::float8 is null or h.at >= $16)
     order by r.run_id desc limit $7
 """
 # An optional condition uses no index: what is few among many has statements of its own.
@@ -86,10 +87,10 @@ _TREE = "r.run_id >= $10 and r.run_id < $10 || '0' and "
 # What may match: which of these runs do is found out when they are read.
 _MATCHES = {
     "": "",
-    "input": "(strpos(r.input, $16) > 0 or strpos(r.input, $17) > 0) and ",
-    "output": "(strpos(r.output, $16) > 0 or strpos(r.output, $17) > 0) and ",
-    "error": """(strpos(lower(r.error), lower($16)) > 0 or strpos(lower(r.reason), lower($16)) > 0
-        or strpos(lower(r.error), lower($17)) > 0) and """,
+    "input": "(strpos(r.input, $17) > 0 or strpos(r.input, $18) > 0) and ",
+    "output": "(strpos(r.output, $17) > 0 or strpos(r.output, $18) > 0) and ",
+    "error": """(strpos(lower(r.error), lower($17)) > 0 or strpos(lower(r.reason), lower($17)) > 0
+        or strpos(lower(r.error), lower($18)) > 0) and """,
 }
 # Above every run_id.
 LAST = "\U0010ffff"
@@ -241,6 +242,7 @@ class SharedRuns:
             filter.id_prefix,
             filter.floor,
             filter.roots,
+            filter.changed_since,
             *(match.needles() if match else ()),
         )
         return [listed(self.columns(row), checked=values) for row in rows]

@@ -492,6 +492,17 @@ class ListConformance(StoreConformance):
         assert await ids(store, tags={"team": "%"}) == []
         assert await ids(store, tags={"missing": ""}) == []
 
+    async def test_runs_are_listed_whose_journals_have_grown_since_a_moment(self, store: Store) -> None:
+        """A run with an event of that moment is included, whenever it was created; a child's journal is its root's."""
+        histories = [History(f"r{i}", at=BEGAN + i) for i in range(4)]
+        await write_all(store, *(run.begin_as("a") for run in histories))
+        histories[1].at = BEGAN + 10
+        await write_all(store, histories[1].then(finished()))
+        assert await ids(store, changed_since=BEGAN + 3) == ["r3", "r1"]
+        assert await ids(store, changed_since=BEGAN + 3, limit=1, cursor="r3") == ["r1"]
+        assert await ids(store, changed_since=BEGAN + 3, status=[RunStatus.COMPLETED], values=False) == ["r1"]
+        assert await ids(store, changed_since=BEGAN + 11) == []
+
     async def test_runs_are_listed_since_a_moment(self, store: Store) -> None:
         """A run that was created at that moment is included."""
         for i in range(4):
