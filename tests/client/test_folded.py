@@ -61,6 +61,35 @@ async def test_the_loop_goes_on_while_a_long_run_is_looked_at() -> None:
         assert await turns_during(client.journal(run.run_id)) >= slices
 
 
+async def test_two_callers_of_one_long_run_fold_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    run = await long_run(store)
+    read = store.journal.read
+    asked: list[int] = []
+
+    async def noted(run_id: str, start: int = 0, limit: int | None = None) -> Any:
+        asked.append(start)
+        return await read(run_id, start, limit)
+
+    async with Client(store) as client:
+        monkeypatch.setattr(store.journal, "read", noted)
+        views = await asyncio.gather(*(client.get(run.run_id) for _ in range(5)))
+    assert len({view.run_id for view in views if view is not None}) == 1
+    assert len(asked) == len(set(asked)), "a part was read twice"
+
+
+async def test_a_caller_that_is_cancelled_while_it_folds_holds_up_no_other() -> None:
+    store = MemoryStore()
+    run = await long_run(store)
+    async with Client(store) as client:
+        first, second = (asyncio.create_task(client.get(run.run_id)) for _ in range(2))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        first.cancel()
+        view = await second
+    assert (first.cancelled(), view is not None) == (True, True)
+
+
 async def test_the_next_look_reads_what_is_new_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     run = await long_run(store)

@@ -13,10 +13,11 @@ from tests.server.programs import PROGRAMS
 
 @asynccontextmanager
 async def client_of(
-    app: Any, base: str = "http://localhost/api/v1/", **options: Any
+    app: Any, base: str = "http://localhost/api/v1/", peer: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client whose requests go to an application in this process."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=base, **options) as http:
+    """An HTTP client whose requests go to an application in this process, as if they came from this address."""
+    transport = httpx.ASGITransport(app=app, client=(peer, 4711))
+    async with httpx.AsyncClient(transport=transport, base_url=base, **options) as http:
         yield http
 
 

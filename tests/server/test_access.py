@@ -23,6 +23,18 @@ from tests.server.programs import PROGRAMS, order, quick
 
 MODES = ("mounted", "token", "cookie")
 BASE = "https://flows.test/api/v1/"
+# The address that a connection comes from; None: a Unix socket, behind which anybody may be.
+REMOTE = (
+    "192.0.2.7",
+    "10.0.0.7",
+    "::2",
+    "::ffff:192.0.2.7",
+    "fe80::1%eth0",
+    "testclient",
+    "localhost.evil.test",
+    "",
+    None,
+)
 
 
 def path_of(route: Route) -> str:
@@ -32,13 +44,14 @@ def path_of(route: Route) -> str:
 
 @asynccontextmanager
 async def caller(engine: Engine, mode: str, may: Sequence[str], **narrowed: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody with these permissions."""
+    """Somebody with these permissions, on another machine."""
     if mode == "mounted":
-        async with client_of(engine.asgi(access=lambda request: Access("ann", may, **narrowed)), BASE) as http:
+        access = engine.asgi(access=lambda request: Access("ann", may, **narrowed))
+        async with client_of(access, BASE, peer=REMOTE[0]) as http:
             yield http
         return
     issued = await engine._credentials.issue("token", "ann", may=may, **narrowed)
-    async with client_of(app(engine, access=Tokens(engine), hosts=["flows.test"]), BASE) as http:
+    async with client_of(app(engine, access=Tokens(engine), hosts=["flows.test"]), BASE, peer=REMOTE[0]) as http:
         if mode == "token":
             http.headers["Authorization"] = f"Bearer {issued.text}"
         else:
@@ -86,7 +99,7 @@ async def test_a_caller_that_is_not_known_gets_nothing(engine: Engine, mode: str
     mounted = engine.asgi(access=lambda request: None)
     application = mounted if mode == "mounted" else app(engine, access=Tokens(engine), hosts=["flows.test"])
     wrong = {"mounted": {}, "token": {"Authorization": "Bearer perdure_0_x"}, "cookie": {"Cookie": f"{COOKIE}=x"}}[mode]
-    async with client_of(application, BASE, headers=wrong) as http:
+    async with client_of(application, BASE, headers=wrong, peer="127.0.0.1") as http:
         for route in ROUTES:
             if not route.open:
                 answer = await send(http, route)
@@ -188,20 +201,6 @@ async def test_without_access_only_this_machine_is_served(engine: Engine, header
             page = await http.get("../../", headers={**headers, "Accept": "text/html"})
             assert (page.status_code, "access=who" in page.text) == (403, True)
             assert page.headers["content-security-policy"].startswith("default-src 'none'")
-
-
-# The address that a connection comes from; None: a Unix socket, behind which anybody may be.
-REMOTE = (
-    "192.0.2.7",
-    "10.0.0.7",
-    "::2",
-    "::ffff:192.0.2.7",
-    "fe80::1%eth0",
-    "testclient",
-    "localhost.evil.test",
-    "",
-    None,
-)
 
 
 @pytest.mark.parametrize("peer", REMOTE)

@@ -101,9 +101,11 @@ class Client(Reader):
         `perdure[server]`.
         """
         # By name: the server is outside of the client, and an application without it does not load it.
-        return import_module("perdure.server.application").app(
-            self, access=access, trace_url=trace_url, metrics=metrics
-        )
+        try:
+            application = import_module("perdure.server.application")
+        except ModuleNotFoundError as error:
+            raise UsageError(f"asgi() needs {error.name}: pip install 'perdure[server]'") from error
+        return application.app(self, access=access, trace_url=trace_url, metrics=metrics)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 

@@ -45,16 +45,35 @@ class Folded:
         self.next_seq = batches[-1].seq + len(batches[-1].events)
 
 
+class OneAtATime:
+    """A lock for each key, so that a journal is folded by one caller at a time, and the others get what it has made."""
+
+    def __init__(self, kept: int = 4 * KEPT) -> None:
+        self._kept = kept
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def of(self, key: str) -> asyncio.Lock:
+        """The lock of a key."""
+        if len(self._locks) > self._kept:
+            self._locks = {one: lock for one, lock in self._locks.items() if lock.locked()}
+        return self._locks.setdefault(key, asyncio.Lock())
+
+
 class FoldedJournals:
     """The runs that were viewed last, by run_id of their root: only tails are read again."""
 
     def __init__(self, journal: Journal, *, whole: bool) -> None:
         self._journal, self._whole = journal, whole
         self._kept: OrderedDict[str, Folded] = OrderedDict()
+        self._reading = OneAtATime()
 
     async def read(self, run_id: str, head: Head) -> Folded:
         """A run up to this head, or further."""
-        # Taken out while it is read: two callers must not fold the same tail twice.
+        async with self._reading.of(run_id):
+            return await self._read(run_id, head)
+
+    async def _read(self, run_id: str, head: Head) -> Folded:
+        # Taken out while it is read: what a failed read leaves is not kept.
         folded = self._kept.pop(run_id, None)
         if folded is None or head.next_seq < folded.next_seq or _is_other(folded, head):
             folded = Folded(run_id, whole=self._whole)

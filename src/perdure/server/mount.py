@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote_to_bytes
+
 from starlette.types import Scope
 
 
@@ -28,7 +30,7 @@ def _as_sent(scope: Scope) -> str:
     """The path without a trailing slash that the host has added, as Litestar does."""
     path: str = scope["path"]
     raw = _raw(scope)
-    return path[:-1] if path.endswith("/") and raw and not raw.endswith(b"/") else path
+    return path[:-1] if path.endswith("/") and raw and not unquote_to_bytes(raw).endswith(b"/") else path
 
 
 def _raw(scope: Scope) -> bytes:

@@ -9,7 +9,8 @@ import msgspec
 
 from perdure.server.problems import Problem
 
-_HASH = 6
+# How many bytes of a cursor are a hash of its filters, and how many tell whether it is whole.
+_HASH, _SUM = 6, 4
 
 
 def _digest(query: msgspec.Struct) -> bytes:
@@ -19,7 +20,12 @@ def _digest(query: msgspec.Struct) -> bytes:
 
 def cursor(key: str, query: msgspec.Struct) -> str:
     """The cursor of the page that begins after this key."""
-    return urlsafe_b64encode(_digest(query) + key.encode()).decode().rstrip("=")
+    data = _digest(query) + key.encode()
+    return urlsafe_b64encode(_sum(data) + data).decode().rstrip("=")
+
+
+def _sum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_SUM).digest()
 
 
 def key_of(cursor: str | None, query: msgspec.Struct) -> str | None:
@@ -27,8 +33,11 @@ def key_of(cursor: str | None, query: msgspec.Struct) -> str | None:
     if cursor is None:
         return None
     try:
-        data = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        whole = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        check, data = whole[:_SUM], whole[_SUM:]
         digest, key = data[:_HASH], data[_HASH:].decode()
+        if check != _sum(data):
+            raise ValueError("it was changed")
     except ValueError:
         raise Problem(400, "invalid_cursor", "this is no cursor that a page gave", hint="begin without one") from None
     if digest != _digest(query):

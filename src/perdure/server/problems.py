@@ -17,6 +17,8 @@ log = Log("perdure.server")
 MEDIA_TYPE = "application/problem+json"
 # The prefix of a problem's type; docs/http-api.md explains each code.
 TYPE = "urn:perdure:problem:"
+# How many characters of the path of a request are repeated.
+INSTANCE = 500
 # The Retry-After of a resource that is briefly unavailable.
 RETRY_AFTER = 2
 
@@ -68,7 +70,7 @@ class Problem(Exception):
                 title=self.code.replace("_", " ").capitalize(),
                 status=self.status,
                 detail=self.detail,
-                instance=instance,
+                instance=instance[:INSTANCE],
                 code=self.code,
                 hint=self.hint,
                 errors=self.fields,

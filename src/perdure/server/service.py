@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from perdure.client.client import Client
+from perdure.client.folded import OneAtATime
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
 from perdure.kernel.ids import flaw_of
@@ -102,7 +103,7 @@ class Service:
             row = None if found is None else found[0]
         head = None if row is None else await client.store.journal.head(row.root or row.run_id)
         if row is None or head is None or not access.sees(row.program):
-            raise NoSuchRun(wanted)
+            raise NoSuchRun(wanted[:200])
         return RequestedRun(self, client, access, address.partition("/")[0], row, head)
 
 
@@ -125,13 +126,13 @@ class OpTables:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[str, OpTable] = OrderedDict()
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._reading = OneAtATime()
 
     async def read(
         self, journal: Journal, address: str, root: str, enough: Callable[[OpTable], bool] = lambda table: False
     ) -> OpTable:
         """The ops of a journal, up to its present end or until the table is `enough`. Only new events are read."""
-        async with self._lock(address):
+        async with self._reading.of(address):
             table = self._tables.pop(address, None) or OpTable(root)
             while not enough(table):
                 batches = await journal.read(root, table.next_seq, SLICE)
@@ -145,12 +146,6 @@ class OpTables:
             ):
                 self._tables.popitem(last=False)
             return table
-
-    def _lock(self, address: str) -> asyncio.Lock:
-        """A lock, so that a journal is folded by one request at a time."""
-        if len(self._locks) > 4 * TABLES:
-            self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
-        return self._locks.setdefault(address, asyncio.Lock())
 
 
 def time_of(at: float | None) -> datetime | None:
