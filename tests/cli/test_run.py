@@ -237,6 +237,7 @@ def test_a_failed_run_is_one_document_in_json(cli: Cli) -> None:
         (["flows.py:checkout"], "missing a required argument: 'order'; pass it with --input"),
         (["flows.py:early", "--input", "[1, 2]"], "too many positional arguments"),
         (["flows.py:early", "--input", '{"wrong": 1}'], "an object passes arguments by name"),
+        (["flows.py:checkout", "--input", "{}"], "an object passes arguments by name"),
         (["flows.py:early", "--input", '"text"'], "Expected `int`, got `str`"),
         (["flows.py:early", "--input", "hello"], "line 1, column 1"),
         (["flows.py:early", "--input", "{\n 'a': 1}"], "line 2, column 2"),

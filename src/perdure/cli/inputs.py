@@ -15,8 +15,10 @@ def invocation(program: Program, given: str | None) -> Invocation[Any]:
     """The invocation of a program with the arguments in the input."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    is_object = False
     if given is not None:
         value = read(given)
+        is_object = isinstance(value, dict)
         if isinstance(value, dict):
             kwargs = value
         else:
@@ -26,7 +28,7 @@ def invocation(program: Program, given: str | None) -> Invocation[Any]:
     try:
         made: Invocation[Any] = program(*args, **kwargs)
     except TypeError as error:
-        raise Problem(_misfit(program, error, given, bool(kwargs))) from error
+        raise Problem(_misfit(program, error, given, is_object)) from error
     return made
 
 

@@ -663,3 +663,18 @@ def test_a_class_of_a_script_has_the_same_name_in_a_spawned_process(
     # And an engine that is itself in such a process.
     main.Declined = there  # type: ignore[attr-defined]
     assert type(rebuild(failure.errors[0])) is there
+
+
+@pytest.mark.parametrize(
+    ("type_", "shown"),
+    [
+        ("builtins.ValueError", "ValueError: no"),
+        ("__main__.Shop.Declined", "Shop.Declined: no"),
+        ("shop.errors.Declined", "shop.errors.Declined: no"),
+        ("perdure.errors.NotDecodable", "NotDecodable: no"),
+        ("perdure.authoring.flow.shell.CommandFailed", "CommandFailed: no"),
+        ("perdure_shop.Declined", "perdure_shop.Declined: no"),
+    ],
+)
+def test_an_error_is_shown_by_the_name_that_people_know(type_: str, shown: str) -> None:
+    assert str(Failure(type_, "no")) == shown

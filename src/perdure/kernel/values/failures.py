@@ -82,8 +82,10 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which attributes, by name, and which of `args`, by number, are bytes: in JSON they are base64 text."""
 
     def __str__(self) -> str:
-        """One line: `ValueError: no stock`."""
+        """One line: `ValueError: no stock`. Exceptions of perdure have their name alone, wherever their module is."""
         name = self.type.removeprefix("builtins.").removeprefix("__main__.")
+        if name.startswith("perdure."):
+            name = name.rpartition(".")[2]
         return f"{name}: {self.message}" if self.message else name
 
 
