@@ -192,9 +192,10 @@ format: $(INSTALLED) ## put imports and layout in order
 # Keeps current pins where they still fit; `make lock ARGS=--upgrade` moves them all.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
-api: $(INSTALLED) ## write docs/api.md and docs/openapi.json from the source
+api: $(INSTALLED) ## write docs/api.md, docs/openapi.json and docs/flow.schema.json from the source
 	@$(BIN)/python -m tests.docs.reference
 	@$(BIN)/python -m tests.docs.http_reference
+	@$(BIN)/python -m tests.docs.flow_schema
 
 stubs: $(INSTALLED) ## write the stubs of perdure and perdure.blocking from the source
 	@$(BIN)/python -m tests.typing.stubs

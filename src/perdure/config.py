@@ -117,13 +117,16 @@ class Flows:
     """What the steps of flows may use beside the built-in components: see docs/flows.md.
 
     `python`: modules, with all below them. `http`: hosts that are not public, with a port or without. `shell`: whether
-    they may run commands. `profile`: which of their profiles flows have that have any.
+    they may run commands; None: a flow may that is in a file or in the store, and one that a step has made may not.
+    `workspaces`: folders that workspaces may be in beside the folder of the flow. `profile`: which of their profiles
+    flows have that have any.
     """
 
     python: tuple[str, ...] = ()
     http: tuple[str, ...] = ()
-    shell: bool = True
+    shell: bool | None = None
     profile: str = ""
+    workspaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,18 @@ def load_flow(
     shell: bool | None = None,
     components: Mapping[str, Callable[..., Any]] | None = None,
     profile: str | None = None,
+    workspaces: Sequence[str] | None = None,
 ) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, each with its line and column.
 
     `python`: the modules whose functions steps may use, with all below them. `http`: hosts that are not public, and may
-    be reached all the same. `shell`: whether steps may run commands. Left out, they are as the settings say under
-    `flows:`. `components`: functions that steps may use by these names. `profile`: which of its profiles a flow has
-    that has any; left out, as the settings say.
+    be reached all the same. `shell`: whether steps may run commands. `workspaces`: folders that its workspace may be
+    in, beside that of the file. `profile`: which of its profiles a flow has that has any. Left out, they are as the
+    settings say under `flows:`. `components`: functions that steps may use by these names.
     """
-    given = {"python": python and tuple(python), "http": http and tuple(http), "shell": shell, "profile": profile}
-    allowed = load_settings().flows or Flows() if None in (python, http, shell, profile) else Flows()
-    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    lists = {"python": python, "http": http, "workspaces": workspaces}
+    said: dict[str, Any] = {name: tuple(value) for name, value in lists.items() if value is not None}
+    said |= {name: value for name, value in (("shell", shell), ("profile", profile)) if value is not None}
+    allowed = Flows() if len(said) == len(lists) + 2 else load_settings().flows or Flows()
     allowed = replace(allowed, **said)
     return load(os.fspath(path), access(allowed, components))

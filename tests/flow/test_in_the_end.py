@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Engine, Recovery, RunStatus, UsageError, connect
 from perdure.authoring.flow import workspace
+from perdure.cli.main import main
 from perdure.flow import Flow
 from tests.flow.writing import flow_of, problems_of, run
 
@@ -237,12 +238,12 @@ async def test_a_fork_leaves_the_workspace_to_the_run_it_came_from(tmp_path: Pat
 @pytest.mark.parametrize("id", ["..", ".", "a/../../b", "/etc", "x" * 250, "é/\\~$", ".hidden", "a%2Fb"])
 def test_a_workspace_is_one_folder_below_its_root_whatever_the_id(tmp_path: Path, id: str) -> None:
     (tmp_path / "keep").write_text("", encoding="utf-8")
-    made = Path(workspace.make(str(tmp_path / "root"), id))
+    made = Path(workspace.make(str(tmp_path / "root"), id, [str(tmp_path)]))
     assert made.parent == tmp_path / "root"
     assert made.is_dir()
-    assert workspace.make(str(tmp_path / "root"), id) == str(made)
-    assert workspace.remove(str(made), id)
-    assert not workspace.remove(str(made), id)
+    assert workspace.make(str(tmp_path / "root"), id, [str(tmp_path)]) == str(made)
+    assert workspace.remove(str(made), id, [str(tmp_path)])
+    assert not workspace.remove(str(made), id, [str(tmp_path)])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["keep", "root"]
     assert workspace.folder_of("a/b") != workspace.folder_of("a%2Fb")
 
@@ -251,24 +252,62 @@ def test_what_is_removed_is_never_outside_of_the_root(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "r").mkdir(parents=True)
     (outside / "r" / "keep").write_text("", encoding="utf-8")
-    made = Path(workspace.make(str(tmp_path / "root"), "r"))
+    made = Path(workspace.make(str(tmp_path / "root"), "r", [str(tmp_path)]))
     (made / "link").symlink_to(outside, target_is_directory=True)
-    assert workspace.remove(str(made), "r")
+    assert workspace.remove(str(made), "r", [str(tmp_path)])
     # The workspace itself became a link, and then its root did.
     made.symlink_to(outside / "r", target_is_directory=True)
     with pytest.raises(UsageError, match="is a symbolic link"):
-        workspace.make(str(tmp_path / "root"), "r")
-    assert workspace.remove(str(made), "r")
+        workspace.make(str(tmp_path / "root"), "r", [str(tmp_path)])
+    assert workspace.remove(str(made), "r", [str(tmp_path)])
     assert not made.is_symlink()
     (tmp_path / "root").rmdir()
     (tmp_path / "root").symlink_to(outside, target_is_directory=True)
     with pytest.raises(UsageError, match="it is not removed"):
-        workspace.remove(str(made), "r")
+        workspace.remove(str(made), "r", [str(tmp_path)])
     for path, id in ((outside / "r" / "..", ".."), (outside / "r", "other"), (tmp_path, "x"), (f"{tmp_path}/", "x")):
-        assert not workspace.remove(str(path), id)
+        assert not workspace.remove(str(path), id, [str(tmp_path)])
     with pytest.raises(UsageError, match="without an id"):
-        workspace.remove(f"{tmp_path}/", "")
+        workspace.remove(f"{tmp_path}/", "", [str(tmp_path)])
     assert (outside / "r" / "keep").exists()
+
+
+@pytest.mark.parametrize(
+    "root", ["/etc", "..", "../../../etc", "./a/../../b", "link", "link/inside", "~/../../x/../.."]
+)
+def test_a_workspace_is_below_the_folder_of_its_flow(tmp_path: Path, root: str) -> None:
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "link").symlink_to(tmp_path)
+    text = f"steps: [{{id: a, use: value, with: '${{{{ run.workspace }}}}'}}]\nworkspace: {{root: '{root}'}}\n"
+    found = problems_of(tmp_path / "flows", text)
+    assert len(found) == 1
+    assert "error F023" in found[0]
+    assert "is outside of the folder of this flow" in found[0]
+
+
+async def test_a_workspace_is_elsewhere_if_the_settings_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flows").mkdir()
+    text = (
+        f"steps: [{{id: a, use: value, with: '${{{{ run.workspace }}}}'}}]\nworkspace: {{root: {tmp_path}/data/work}}\n"
+    )
+    flow = flow_of(tmp_path / "flows", text, workspaces=[str(tmp_path / "data")])
+    assert (await run(flow)).output == {"a": str(tmp_path / "data" / "work" / "r")}
+    monkeypatch.chdir(tmp_path)
+    Path("perdure.yaml").write_text("flows: {workspaces: [data]}")
+    assert main(["flow", "check", "flows/flow.yaml"]) == 0
+    Path("perdure.yaml").write_text("flows: {workspaces: [dat]}")
+    assert main(["flow", "check", "flows/flow.yaml"]) == 2
+
+
+async def test_a_folder_that_has_become_a_link_since_is_no_workspace(tmp_path: Path) -> None:
+    (tmp_path / "flows").mkdir()
+    text = "steps: [{id: a, use: value, with: '${{ run.workspace }}'}]\nworkspace: {root: work/inner}\n"
+    flow = flow_of(tmp_path / "flows", text)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "flows" / "work").symlink_to(tmp_path / "outside")
+    result = (await run(flow)).result
+    assert "is outside of the folder of this flow" in str(result.error)
+    assert not list((tmp_path / "outside").iterdir())
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------

@@ -119,3 +119,52 @@ async def test_flows_that_steps_make_do_not_nest_without_end(tmp_path: Path) -> 
 def test_names_that_are_none_are_problems(tmp_path: Path) -> None:
     found = problems_of(tmp_path, "steps: [{id: a, use: 'flow:a@'}, {id: b, use: 'flow:a b'}, {id: c, use: flow}]")
     assert [line.partition(" error ")[2][:4] for line in found] == ["F020", "F020", "F022"]
+
+
+MADE = """
+inputs: {plan: {}}
+steps: [{id: done, use: flow, with: {definition: "${{ input.plan }}"}}]
+output: ${{ steps.done }}
+"""
+
+
+def planned(**more: Any) -> dict[str, Any]:
+    return {"perdure": 1, "name": "planned", "steps": [{"id": "a", "use": "shell", "with": {"argv": ["echo"]}}], **more}
+
+
+def around(plan: dict[str, Any]) -> dict[str, Any]:
+    """A flow that runs another one, as a step has made both."""
+    step = {"id": "b", "use": "flow", "with": {"definition": {"$literal": plan}}}
+    return {"perdure": 1, "name": "around", "steps": [step]}
+
+
+@pytest.mark.parametrize("plan", [planned(), around(planned()), around(around(planned()))])
+async def test_a_flow_that_a_step_has_made_runs_commands_only_if_that_is_said(
+    tmp_path: Path, plan: dict[str, Any]
+) -> None:
+    for shell, status, why in (
+        (None, RunStatus.FAILED, "a flow that a step has made may not run commands"),
+        (False, RunStatus.FAILED, "flows may not run commands here"),
+        (True, RunStatus.COMPLETED, ""),
+    ):
+        flow = flow_of(tmp_path, MADE, shell=shell)
+        result = (await run(flow, plan=plan)).result
+        assert result.status is status
+        assert why in str(result.error)
+
+
+@pytest.mark.parametrize("root", ["/etc", "../..", "/tmp"])
+async def test_a_flow_that_a_step_has_made_has_no_workspace_elsewhere(tmp_path: Path, root: str) -> None:
+    steps = [{"id": "a", "use": "value", "with": "${{ run.workspace }}"}]
+    plan = planned(steps=steps, workspace={"root": root})
+    result = (await run(flow_of(tmp_path, MADE), plan=plan)).result
+    assert "is outside of the folder of this flow" in str(result.error)
+    plan = planned(steps=steps, workspace={"root": "work"})
+    assert (await run(flow_of(tmp_path, MADE), plan=plan)).output["a"].startswith(f"{tmp_path}/work/")
+
+
+async def test_a_flow_that_a_step_has_made_takes_nothing_from_files_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("perdure: 1\nname: s\nsteps: [{id: a, use: value, with: s3cret}]\n")
+    for use, why in (("flow:./secret.yaml", "files are not read here"), ("python:os.getcwd", "are not allowed here")):
+        plan = planned(steps=[{"id": "a", "use": use}])
+        assert why in str((await run(flow_of(tmp_path, MADE), plan=plan)).result.error)

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -122,12 +122,13 @@ def search_here() -> None:
 
 def load_flow_file(file: str, profile: str | None = None) -> Flow:
     """The flow in a file, which may use what the settings allow. Raises FlowInvalid."""
-    from perdure.flow import load_flow
+    from perdure.authoring.flow.flow import load as load_flow
+    from perdure.stored import access
 
     search_here()
     allowed = settings().flows or Flows()
     chosen = allowed.profile if profile is None else profile
-    return load_flow(file, python=allowed.python, http=allowed.http, shell=allowed.shell, profile=chosen)
+    return load_flow(file, access(replace(allowed, profile=chosen)))
 
 
 def flow_files(place: str) -> list[str]:

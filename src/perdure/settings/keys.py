@@ -102,7 +102,7 @@ KEYS: Section = {
     "limits": {"blob": COUNT, "payload": COUNT, "history": COUNT},
     "retention": {"older_than": SECONDS, "statuses": NAMES, "every": SECONDS, "archive": TEXT},
     "queues": {EACH: {"concurrency": COUNT, "per_key": COUNT, "rate": {"count": COUNT, "per": SECONDS}}},
-    "flows": {"python": NAMES, "http": NAMES, "shell": FLAG, "profile": TEXT},
+    "flows": {"python": NAMES, "http": NAMES, "shell": FLAG, "profile": TEXT, "workspaces": NAMES},
     "telemetry": {"metrics": FLAG, "spans": FLAG, "store_metrics": FLAG, "trace_gap": SECONDS},
     "storageConfig": {"type": TEXT, "databaseUrl": TEXT, "autoMigrate": FLAG, "maxConnections": COUNT},
     "leaseManager": {

@@ -32,6 +32,7 @@ from perdure.authoring.flow.definition import (
     StepDef,
     Stubs,
     VariableDef,
+    WorkspaceDef,
 )
 from perdure.authoring.flow.expressions import Path, Reference, Wrong
 from perdure.authoring.flow.format import kind_of
@@ -40,7 +41,7 @@ from perdure.authoring.flow.lazy import Need, Needs, causes_of, gates_of
 from perdure.authoring.flow.schemas import validator, whole_schema
 from perdure.authoring.flow.tree import Item, Mark, Problems, elements
 from perdure.authoring.flow.values import Given, Missing, Template, is_form, template
-from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, remove
+from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, place_of, remove
 from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, SignalTimeout, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
@@ -233,6 +234,8 @@ class Compiler:
         found = [self._job_draft(job, jobs[job.id]) for job in flow.jobs]
         final = None if flow.final is None else self._of_job(flow.final)
         made = self._output()
+        if flow.workspace is not None:
+            self._check_workspace(flow.workspace)
         self._check_cycles()
         self._problems.stop()
         if flow.lazy and flow.output is not None:
@@ -359,7 +362,8 @@ class Compiler:
         flow = self._flow
         drafts = [] if final is None else final[1]
         if workspace and flow.workspace is not None and flow.workspace.cleanup != "never":
-            drafts = [*drafts, _removal(drafts, only_success=flow.workspace.cleanup == "on_success")]
+            only_success = flow.workspace.cleanup == "on_success"
+            drafts = [*drafts, _removal(drafts, only_success, self._components.workspaces())]
         if not drafts:
             return None
         job = flow.final or JobDef(FINALLY, flow.mark, (), {})
@@ -367,12 +371,18 @@ class Compiler:
         node = self._with_job(Node(FINALLY, "child", where=self._at(job.mark)), job, built)
         return Draft(node, _taken(built))
 
+    def _check_workspace(self, workspace: WorkspaceDef) -> None:
+        try:
+            place_of(os.path.join(self._components.folder, workspace.root), self._components.workspaces())
+        except UsageError as error:
+            self._problems.add(workspace.mark, "F023", str(error))
+
     def _workspace(self) -> Draft:
         assert self._flow.workspace is not None
-        root = os.path.abspath(os.path.join(self._components.folder, self._flow.workspace.root))
+        root, folders = os.path.join(self._components.folder, self._flow.workspace.root), self._components.workspaces()
 
         def make_workspace(run: dict[str, str]) -> str:
-            return make(root, run["id"])
+            return make(root, run["id"], folders)
 
         spec = _spec(make_workspace, MAKE)
         where = self._at(self._flow.workspace.mark)
@@ -802,12 +812,12 @@ def _spec(function: Callable[..., Any], name: str, **options: Any) -> StepSpec:
     return dataclasses.replace(spec, name=name, **options)
 
 
-def _removal(drafts: Sequence[Draft], only_success: bool) -> Draft:
+def _removal(drafts: Sequence[Draft], only_success: bool, folders: Sequence[str]) -> Draft:
     """The step that removes the workspace: after all others, if the run succeeded and they did, or in any case."""
     ids = tuple(draft.node.name for draft in drafts)
 
     def remove_workspace(path: str, run: dict[str, str]) -> bool:
-        return remove(path, run["id"])
+        return remove(path, run["id"], folders)
 
     condition: tuple[Wanted, ...] | None = None
     if only_success:

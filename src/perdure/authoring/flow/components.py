@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -78,7 +79,8 @@ class NoComponent(Exception):
 class Components:
     """Finds components for a flow, in a `folder`. `load` gives the flow of a file that it names, or raises OSError.
 
-    `define` gives the flow of a definition that a step has made; None: they may not be used here.
+    `define` gives the flow of a definition that a step has made; None: they may not be used here. `level`: how many
+    steps have made this flow and the flows around it.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Components:
         folder: str,
         load: Callable[[str], Program],
         define: Callable[[bytes], Program] | None = None,
+        level: int = 0,
     ) -> None:
         self._allowed, self._given, self.folder, self._load, self._define = allowed, given, folder, load, define
+        self._level = level
         # The programs that steps use, by what `use` says.
         self.programs: dict[str, Program] = {}
 
@@ -123,8 +127,14 @@ class Components:
             from perdure.authoring.flow.http import component
 
             return made_of(component(self._allowed.http), use)
-        if use == "shell" and not self._allowed.shell:
+        if use == "shell" and self._allowed.shell is False:
             raise NoComponent("F023", "flows may not run commands here: the settings say `flows: {shell: false}`")
+        if use == "shell" and self._allowed.shell is None and self._level:
+            raise NoComponent(
+                "F023",
+                "a flow that a step has made may not run commands; if it may, say so in the settings, as "
+                "`flows: {shell: true}`",
+            )
         if use == "shell":
             from perdure.authoring.flow.shell import shell
 
@@ -134,6 +144,10 @@ class Components:
                 continue
             return made_of(_loaded(point.load, f"the component {use!r} of {point.value} cannot be loaded"), use)
         raise NoComponent("F020", f"there is no component {use!r}; {did_you_mean(use, self.names())}")
+
+    def workspaces(self) -> tuple[str, ...]:
+        """The folders that the workspace of a flow may be in, as absolute paths."""
+        return tuple(os.path.abspath(one) for one in (self.folder, *self._allowed.workspaces))
 
     def names(self) -> list[str]:
         """The components that have a name of their own."""
@@ -186,6 +200,10 @@ class Components:
 
 class ShownComponents(Components):
     """Components of a flow that is looked at: of what steps execute, nothing is imported, and nothing is refused."""
+
+    def workspaces(self) -> tuple[str, ...]:
+        """Any folder: none is made."""
+        return (os.path.abspath(os.sep),)
 
     def _find(self, use: str) -> Component:
         if use in OWN or use == "flow" or use.startswith("flow:"):

@@ -143,7 +143,11 @@ def schema() -> dict[str, Any]:
         "finally": steps,
         "workspace": _object(workspace, ("root",)),
     }
-    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A flow of perdure"}
+    about = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:perdure:flow:{VERSION}",
+        "title": "A flow of perdure",
+    }
     either = {"oneOf": [{"required": ["steps"]}, {"required": ["jobs"]}]}
     return {**about, **_object(flow, ("perdure", "name"), FLOW_KEYS), **either}
 

@@ -358,7 +358,7 @@ def _flow(
     inner = msgspec.structs.replace(access, names=frozenset(names), level=access.level + 1)
     made = partial(define, access=inner) if access.level < MOST_LEVELS else None
     kind = ShownComponents if access.shown else Components
-    components = kind(access.allowed, access.components, access.folder, load, made)
+    components = kind(access.allowed, access.components, access.folder, load, made, access.level)
     compiler = Compiler(definition, components, problems, stubs)
     found = Flow(definition, compiler, access, problems, components.programs, stored)
     if stubs is not None:

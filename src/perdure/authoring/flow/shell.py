@@ -198,7 +198,7 @@ class _Given:
             self._data = self._data[os.write(self._writing, self._data) :]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # no process reads it any more
             self._data = self._data[:0]
         if not self._data:
             self._close()

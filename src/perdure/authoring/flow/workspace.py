@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -29,17 +30,30 @@ def folder_of(id: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{sha256(id.encode()).hexdigest()[:16]}"
 
 
-def make(root: str, id: str) -> str:
-    """Make the workspace of a run, and return its path."""
-    os.makedirs(root, exist_ok=True)
-    path = os.path.join(os.path.realpath(root), folder_of(id))
+def place_of(root: str, folders: Sequence[str]) -> str:
+    """Where a root is by now, whatever links lead there. Raises UsageError if that is in none of these folders."""
+    place = os.path.realpath(root)
+    for folder in map(os.path.realpath, folders):
+        if place == folder or os.path.commonpath([place, folder]) == folder:
+            return place
+    raise UsageError(
+        f"the workspace {root} is outside of the folder of this flow; if it may be there, say so in the settings, as "
+        f"`flows: {{workspaces: [{os.path.dirname(place)}]}}`"
+    )
+
+
+def make(root: str, id: str, folders: Sequence[str]) -> str:
+    """Make the workspace of a run, and return its path. Raises UsageError if it would be in none of these folders."""
+    place = place_of(root, folders)
+    os.makedirs(place, exist_ok=True)
+    path = os.path.join(place, folder_of(id))
     os.makedirs(path, mode=0o700, exist_ok=True)
     if os.path.islink(path):
         raise UsageError(f"the workspace {path} is a symbolic link; remove it, and retry the run")
     return path
 
 
-def remove(path: str, id: str) -> bool:
+def remove(path: str, id: str, folders: Sequence[str]) -> bool:
     """Remove the workspace of a run; whether it had one.
 
     A fork goes on in the workspace of the run that it has its past from, and leaves it there. Raises UsageError if the
@@ -50,6 +64,7 @@ def remove(path: str, id: str) -> bool:
         return False
     if os.path.realpath(root) != root:
         raise UsageError(f"{path} leads elsewhere by now; it is not removed")
+    place_of(root, folders)
     if os.path.islink(path):
         os.unlink(path)
         return True
