@@ -108,6 +108,11 @@ class Starts:
         if request.memo:
             return await self._start_with_memo(request)
         starting = await self._starting(request)
+        if starting.id is None:
+            # A new id is not in use.
+            await self._check_arguments(starting)
+            if await self._gateway.start(self._new_run(starting)):
+                return self._handle(starting)
 
         async def attempt() -> Decided[RunHandle[R]] | Undecided:
             handle = await self._existing(starting)

@@ -142,6 +142,11 @@ class Attempts:
         self._services.runner.reserved += len(planned.calls)
         self.cancels += planned.cancels
 
+    def plan_call(self, call: Call) -> None:
+        """As `plan`, for one call."""
+        self.calls.append(call)
+        self._services.runner.reserved += 1
+
     def forget_calls(self) -> None:
         """Drop planned calls."""
         self._services.runner.reserved -= len(self.calls)

@@ -77,7 +77,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.ids import step_key
 from perdure.kernel.misfits import check_inbox, judged
-from perdure.kernel.plan import Call, Plan, adopt, deliver, keep, plan, wake
+from perdure.kernel.plan import Call, Plan, adopt, begin_step, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
@@ -127,6 +127,8 @@ class Driver:
         # Runs of cancelled remote steps, with the reasons, to be cancelled once that is durable.
         self._abandoned: dict[str, str] = {}
         self._alarm: asyncio.TimerHandle | None = None
+        # Whether nothing was due when the alarm was set last, so that there is none.
+        self._undated = False
         self._lag: asyncio.TimerHandle | None = None
         # Commands whose value is being offloaded.
         self._offloading: set[str] = set()
@@ -443,7 +445,15 @@ class Driver:
                 break
             if state.kept is not None and (planned := keep(state, pending, self.moment())) is not None:
                 continue
-            room = self._free()
+            room = min(self._room - state.running, self.services.runner.free)
+            if room > 0 and len(pending) == 1 and not (held or self.replay.referring or state.inbox):
+                (command,) = pending.values()
+                if (begun := begin_step(command)) is not None:
+                    assert isinstance(command, RunStep)
+                    self._fold(begun, begun)
+                    self.attempts.plan_call(Call(command, 1))
+                    planned = None
+                    continue
             commands = self._within(room) if held or room < len(pending) else list(pending.values())
             if not commands:
                 if deliver(self.state) is None:
@@ -458,7 +468,8 @@ class Driver:
         self._unsaved += 1
         if self._waits:
             if write and self.outbox.events:
-                self._touch()
+                self.outbox.wanted = True
+                self.services.writer.touch(self)
             return
         self.outbox.close_batch()
         due = self.durability.due(self._unsaved) or self.outbox.has_wait
@@ -713,18 +724,19 @@ class Driver:
 
     def committed(self) -> None:
         """The append is durable: act on it."""
-        append = self.outbox.written()
+        outbox = self.outbox
+        append = outbox.written()
         self.adopting = False
         if self.services.probes:
             self.services.probes.committed(self, append)
-        while self._accepting and self._accepting[0][0] <= self.outbox.committed:
+        while self._accepting and self._accepting[0][0] <= outbox.committed:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():
                 accepted.set_result(None)
-        if self.outbox.empty:
+        if not (outbox.batches or outbox.events):
             self.attempts.large.clear()
             self._barrier = False
-        if self.outbox.wanted or self._barrier:
+        if outbox.wanted or self._barrier:
             # More was recorded while this append was pending.
             self.services.writer.touch(self)
         if append.expected_next == 0:
@@ -732,7 +744,8 @@ class Driver:
         self._act()
         self.services.on_commit(self, append)
         if not self.closed:
-            self._set_alarm()
+            if not (outbox.same_row and self._undated):
+                self._set_alarm()
             if self.attempts.channels:
                 # After launching planned calls, which a continuous stream must not delay.
                 self.attempts.channels_committed(self.outbox.committed)
@@ -749,12 +762,12 @@ class Driver:
                 self.services.on_abandoned(id, reason)
             self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
-        wait = self._waits or self._barrier
-        if attempts.calls and (not wait or self.outbox.empty):
+        if attempts.calls and (not (self._waits or self._barrier) or self.outbox.empty):
             attempts.launch_planned(self)
 
     def _set_alarm(self, at_least: float = 0.0) -> None:
         due = self.state.wake_at
+        self._undated = due is None
         if self._alarm is not None:
             if due is not None and self._alarm.when() <= self.services.loop.time() + due - self.services.clock.now():
                 return

@@ -57,6 +57,8 @@ class LeaseDeadline:
 
     def enforce(self) -> None:
         """Stop everything if the deadline has passed."""
+        if self._boot_time is not None and self._boot_time() - self._slept < self.until:
+            return
         if self.expired():
             self._on_expired()
 

@@ -20,15 +20,17 @@ class Outbox:
     """Closed batches, the open batch, and the pending append."""
 
     __slots__ = (
-        "_batches",
         "_next",
         "_row_key",
+        "_running",
         "_state",
         "admit",
         "at",
+        "batches",
         "committed",
         "events",
         "in_flight",
+        "same_row",
         "starts",
         "unplanned",
         "wanted",
@@ -39,8 +41,12 @@ class Outbox:
         self.committed = state.next_seq
         self.at = 0.0
         self.events: list[AnyEvent] = []
-        self._batches: list[Batch] = []
+        self.batches: list[Batch] = []
         self._row_key: tuple[object, ...] = row_key(state) if self.committed else ()
+        # Whether a step was under way when the row was looked at last.
+        self._running = False
+        # Whether the pending append was known to change no row, without looking at it.
+        self.same_row = False
         self.in_flight: Append | None = None
         # The number after the pending append.
         self._next = self.committed
@@ -57,12 +63,12 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """Whether everything is in the store."""
-        return not (self._batches or self.events or self.in_flight)
+        return not (self.batches or self.events or self.in_flight)
 
     @property
     def has_wait(self) -> bool:
         """Whether a wait is opened by what has not been taken yet."""
-        return any(isinstance(event, WaitOpened) for event in events_in(self._batches))
+        return any(isinstance(event, WaitOpened) for event in events_in(self.batches))
 
     def moment(self, now: float) -> float:
         """The time of the batch that is being recorded; all its events share it, and it never goes back."""
@@ -74,20 +80,26 @@ class Outbox:
         """Close the open batch: later events get a new time."""
         if self.events:
             seq = self._state.next_seq - len(self.events)
-            self._batches.append(Batch(seq, self.at, self.events))
+            self.batches.append(Batch(seq, self.at, self.events))
             self.events = []
 
     def next_append(self, fsync: bool) -> Append | None:
         """Everything as one append, or the pending one."""
         if self.in_flight is not None:
             return self.in_flight
-        self.close_batch()
-        if not self._batches:
-            return None
         state = self._state
-        key = row_key(state)
-        changed = row(state) if key != self._row_key else None
-        self._row_key = key
+        if self.events:
+            self.batches.append(Batch(state.next_seq - len(self.events), self.at, self.events))
+            self.events = []
+        elif not self.batches:
+            return None
+        changed: RunRow | None = None
+        running = state.running > 0 and state.owner is not None
+        self.same_row = running and self._running and not state.row_moved
+        if not self.same_row:
+            key = row_key(state)
+            changed = row(state, key) if key != self._row_key else None
+            self._row_key, self._running, state.row_moved = key, running, False
         self.wanted = False
         # Starts and timers are written with fsync in every mode.
         fsync = fsync or self.committed == 0 or self.has_wait
@@ -100,9 +112,9 @@ class Outbox:
             children = child_rows(state)
             state.changed.clear()
         self.in_flight = Append(
-            state.run_id, self.committed, self._batches, changed, fsync, children, starts, self.admit
+            state.run_id, self.committed, self.batches, changed, fsync, children, starts, self.admit
         )
-        self._batches, self._next = [], state.next_seq
+        self.batches, self._next = [], state.next_seq
         return self.in_flight
 
     def written(self) -> Append:
@@ -117,10 +129,11 @@ class Outbox:
         """Another writer has appended, and the state has caught up; nothing was waiting here."""
         self.committed = self._state.next_seq
         self._row_key = row_key(self._state)
+        self._running = False
         self._state.changed.clear()
 
     def unsaved(self) -> Iterator[AnyEvent]:
         """Every event that may not be in the store."""
-        for batch in [*(self.in_flight.batches if self.in_flight else ()), *self._batches]:
+        for batch in [*(self.in_flight.batches if self.in_flight else ()), *self.batches]:
             yield from batch.events
         yield from self.events

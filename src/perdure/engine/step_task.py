@@ -47,10 +47,8 @@ class StepTask(Coroutine[Any, Any, Any]):
     @property
     def over(self) -> bool:
         """Whether it can serve no step: it was cancelled while it was idle."""
-        return self.task.done() or self._is_cancelled()
-
-    def _is_cancelled(self) -> bool:
-        return self.task._must_cancel or (self._idle is not None and self._idle.done())
+        task, idle = self.task, self._idle
+        return task.done() or task._must_cancel or (idle is not None and idle.done())
 
     def call(self, name: str, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> Outcome | None:
         """Call a step until it suspends. Returns its outcome, or None if the task is its own from now on."""
@@ -84,7 +82,8 @@ class StepTask(Coroutine[Any, Any, Any]):
             or getweakrefcount(task) > weak
             or task._callbacks
             or task.cancelling()
-            or self._is_cancelled()
+            or task._must_cancel
+            or (self._idle is not None and self._idle.done())
             or type(outcome[1]) is KeyboardInterrupt
         ):
             self._outcome = outcome

@@ -234,10 +234,8 @@ class StepRunner:
             return
         if self._running >= self._limit:
             self._queue.append(attempt)
-        elif not self._deadline.expired():
-            self._launch(attempt)
         else:
-            self._deadline.enforce()
+            self._launch(attempt)
 
     @property
     def free(self) -> int:
@@ -262,9 +260,6 @@ class StepRunner:
         """An attempt has ended, and another may take its slot."""
         self._running -= 1
         while self._queue and self._running < self._limit:
-            if self._deadline.expired():
-                self._deadline.enforce()
-                break
             waiting = self._queue.popleft()
             if waiting.owner is not None:
                 self._launch(waiting)
@@ -298,6 +293,10 @@ class StepRunner:
             self._next.append(attempt)
             if self._turn is None:
                 self._turn = self.loop.call_soon(self._call_steps)
+            return
+        if self._deadline.expired():
+            self._running -= 1
+            self._deadline.enforce()
             return
         begun: Callable[[], None] | None = None
         try:

@@ -163,7 +163,8 @@ class Writer:
                 self._on_broken(source, contained(error))
         for source in sources[len(outcomes) :]:
             self._on_broken(source, IndexError("the store gave no outcome for what was appended"))
-        self._next()
+        if self._dirty or self._alone or self._drained:
+            self._next()
 
     def _tell_written(self) -> None:
         pending, self._pending = self._pending, ()

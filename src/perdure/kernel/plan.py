@@ -95,6 +95,16 @@ class Plan(msgspec.Struct, gc=False):
     held: bool = False
 
 
+def begin_step(command: Command) -> StepStarted | None:
+    """As `plan`, for a step that is the only command and needs nothing but its StepStarted and a Call; else None."""
+    if type(command) is not RunStep or command.refused is not None:
+        return None
+    spec = command.spec
+    if spec.queue or spec.version or spec.record_inputs or spec.at_most_once:
+        return None
+    return StepStarted(command.op, 1, command.inputs_hash, command.source)
+
+
 def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
     """Plan the program's commands, in order."""
     result = Plan([], [], [])

@@ -26,7 +26,7 @@ class Changes(Enum):
     WITH_INPUT = auto()
 
 
-class RunRow(msgspec.Struct, frozen=True):
+class RunRow(msgspec.Struct, frozen=True, gc=False):
     """One run, as lists and orchestrators see it without reading its journal.
 
     This is the only description of a column: stores make their statements and bindings from COLUMNS, which is made of
@@ -103,15 +103,16 @@ def columns_of(row: type[RunRow]) -> tuple[Column, ...]:
 COLUMNS = columns_of(RunRow)
 
 
-def row_key(state: RunState) -> tuple[object, ...]:
+def row_key(state: RunState) -> tuple[Any, ...]:
     """What can change in a row: two states with the same key have the same row."""
     # A run may have been resumed and paused again, with another reason.
     return (state.status, state.owner, state.epoch, state.wake_at, state.approvals, state.paused)
 
 
-def row(state: RunState) -> RunRow:
-    """The row of a run in this state."""
+def row(state: RunState, key: tuple[Any, ...] = ()) -> RunRow:
+    """The row of a run in this state, of which the caller may have the key."""
     started, finished = state.started, state.finished
+    status, _, _, wake_at, *_ = key or row_key(state)
     assert started is not None
     # An imported run does not count in a queue of this store.
     queued = started.queue and not state.imported
@@ -121,10 +122,10 @@ def row(state: RunState) -> RunRow:
         incarnation=started.incarnation,
         program=started.program,
         version=started.version,
-        status=state.status,
+        status=status,
         owner=state.owner,
         epoch=state.epoch,
-        wake_at=state.wake_at,
+        wake_at=wake_at,
         created_at=state.created_at,
         finished_at=state.finished_at,
         tags=started.tags or {},

@@ -227,6 +227,7 @@ class RunState:
         "owner",
         "parked",
         "paused",
+        "row_moved",
         "run_id",
         "running",
         "session",
@@ -290,6 +291,9 @@ class RunState:
         self.kept: KeptOutcomes | None = None
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
+        # Whether the row of the run may have changed since its writer cleared this, by more than by steps that began or
+        # succeeded while others were under way.
+        self.row_moved = True
         # How many events the next snapshot would drop, and where the last one was taken.
         self.spent = 0
         self.snapshot = 0
@@ -301,10 +305,13 @@ class RunState:
         """Fold one event."""
         self.next_seq += 1
         self.at = at
-        if self.has_external_event and type(event) not in FROM_OUTSIDE:
-            # An early claim precedes reading the journal, and a release processes nothing.
-            self.has_external_event = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
-        _FOLD[type(event)](self, event, at)
+        kind = type(event)
+        if self.has_external_event or kind not in _QUIET:
+            self.row_moved = True
+            if self.has_external_event and kind not in FROM_OUTSIDE:
+                # An early claim precedes reading the journal, and a release processes nothing.
+                self.has_external_event = kind is RunReleased or (kind is RunClaimed and event.early)  # type: ignore[union-attr]
+        _FOLD[kind](self, event, at)
 
     def fold_batches(self, batches: Iterable[Batch]) -> None:
         """Fold whole batches."""
@@ -415,6 +422,7 @@ class RunState:
         return sorted(found, key=lambda op: -op.count("/"))
 
     def _set_due(self, op: str, at: float) -> None:
+        self.row_moved = True
         self._due[op] = at
         heappush(self._alarms, (at, op))
         if len(self._alarms) > 64 + 2 * len(self._due):
@@ -422,6 +430,7 @@ class RunState:
             heapify(self._alarms)
 
     def _clear_due(self, op: str) -> None:
+        self.row_moved = True
         self._due.pop(op, None)
 
     def _run_started(self, event: RunStarted, at: float) -> None:
@@ -487,7 +496,8 @@ class RunState:
         self.steps += 1
         self.spent += op.spent
         # A remote step is reported by the process that executed it; its cancellation is the owner's own event.
-        self.has_external_event |= op.kind == "remote" and not getattr(event, "cancelled", False)
+        if op.kind == "remote" and not getattr(event, "cancelled", False):
+            self.has_external_event = self.row_moved = True
         if self.children:
             self._moved(event.op, *((-1, 0) if op.running else (0, -1)))
         if op.running:
@@ -765,6 +775,10 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     OutcomeKept: RunState._outcome_kept,
     RunFinished: RunState._run_finished,
 }
+
+
+# What changes no row of a run that has other steps under way.
+_QUIET = frozenset({StepStarted, StepSucceeded})
 
 
 def fold(run_id: str, batches: Iterable[Batch]) -> RunState:

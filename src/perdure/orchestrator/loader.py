@@ -254,7 +254,16 @@ class Loader:
         def record(driver: Driver) -> None:
             driver.record(new.recorded, self._session.claim(driver.state))
 
-        self._give_driver(slot, opened, record, new.variables)
+        # A run that begins alone does not wait for the next turn of the loop to be written.
+        writer, runner = self._services.writer, self._services.runner
+        alone = len(self._runs.of(STARTING)) == 1 and runner.idle
+        if alone:
+            writer.hold()
+        try:
+            self._give_driver(slot, opened, record, new.variables)
+        finally:
+            if alone:
+                writer.resume(now=True)
 
     def _install(self, slot: RunSlot, one: Ready, admit: Queue | None) -> None:
         """Replay a journal and continue from where it ends."""

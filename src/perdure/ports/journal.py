@@ -13,7 +13,7 @@ from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Batches for one journal, and the row of its run if the batches change it.
 
     The first batch gets number `expected_next`, and batches follow each other without a gap. `expected_next=0` creates
@@ -41,23 +41,23 @@ class Append(msgspec.Struct, frozen=True):
         return last.seq + len(last.events)
 
 
-class Appended(msgspec.Struct, frozen=True):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """All events are in the journal, as durable as requested."""
 
 
-class Conflict(msgspec.Struct, frozen=True):
+class Conflict(msgspec.Struct, frozen=True, gc=False):
     """Nothing was written: `next_seq` is not what the append expected; None: a run with that id exists."""
 
     next_seq: int | None
 
 
-class Full(msgspec.Struct, frozen=True):
+class Full(msgspec.Struct, frozen=True, gc=False):
     """Nothing was written: the queue admits no further run now. `until`: when its rate limit does, if that is why."""
 
     until: float | None = None
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True, gc=False):
     """The end of a journal."""
 
     next_seq: int

@@ -426,8 +426,9 @@ class Body:
             record = spec.prefixes[given] + inputs.decode()
         else:
             record = recorded_call(call_names(spec.types, given, keywords), inputs)
-        future = self._future(op, spec)
-        future.site = site
+        future = self.loop.create_op_future()
+        future._op, future.site = op, site
+        self._futures[op] = future, spec
         command = RunStep(op, spec, inputs, record, given, keywords, source)
         if spec.queue and self._patches:
             command = msgspec.structs.replace(command, patches=dict(self._patches))

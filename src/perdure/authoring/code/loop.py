@@ -350,7 +350,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
     def create_op_future(self) -> OpFuture:
         """What the outcome of an op resolves."""
         future = OpFuture(loop=self)
-        future._number = self.number()
+        self.numbers += 1
+        future._number = self.numbers
         return future
 
     def combine(self, future: GatherFuture | ShieldFuture, frame: FrameType | None) -> None:

@@ -66,6 +66,12 @@ class CodeProgram(Program):
         self._positional = [one.name for one in self._parameters if one.kind in _POSITIONAL]
         needed = [one for one in self._parameters if one.default is one.empty and one not in self._variable]
         self._needed = len(needed) if all(one.kind in _POSITIONAL for one in needed) else len(self._parameters) + 1
+        self._required = {one.name for one in needed}
+        # Whether every parameter may be given by its name, and whether each may also be given by position.
+        self._by_names = all(
+            one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) for one in self._parameters
+        )
+        self._by_position = len(self._positional) == len(self._parameters)
         # By parameter: its type, and what to call it in an error.
         self._annotations = {
             one.name: (hints.get(one.name, Any), f"the argument {one.name} of {name}") for one in self._parameters
@@ -215,6 +221,11 @@ class CodeProgram(Program):
         """The arguments of a call by parameter name; raises TypeError for a wrong call."""
         if not kwargs and self._needed <= len(args) <= len(self._positional):
             return dict(zip(self._positional, args, strict=False))
+        if self._by_names and len(args) <= len(self._positional) and kwargs.keys() <= self._annotations.keys():
+            found = dict(zip(self._positional, args, strict=False))
+            if found.keys().isdisjoint(kwargs) and self._required <= found.keys() | kwargs.keys():
+                found.update(kwargs)
+                return {name: found[name] for name in self._annotations if name in found}
         return self._signature.bind(*args, **kwargs).arguments
 
     def _has_fields(self, codec: Codec) -> bool:
@@ -258,6 +269,9 @@ class CodeProgram(Program):
 
     def _bound(self, given: dict[str, Any], codec: Codec, exact: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call with stored arguments, by the parameters of now; one that was not stored has its default."""
+        if self._by_position and given.keys() == self._annotations.keys():
+            decode = codec.decode_exact if exact else codec.decode
+            return tuple([decode(given[name], of, what) for name, (of, what) in self._annotations.items()]), {}
         args, kwargs = bind(self.name, self._parameters, self._spread(given, codec) if self._variable else given)
         return (
             tuple(

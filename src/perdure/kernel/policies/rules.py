@@ -340,6 +340,8 @@ def resolver(engine: Rules, program: Rules, started: RunStarted, name: str = "")
 
     `started` belongs to the root run, whose rules apply to its children too; `name` is the program of a child.
     """
+    if started.rules is None and program is NONE and engine is NONE:
+        return None
     run = NONE if started.rules is None else rules_of(started.rules, "the rules of the run")
     levels = (run, program, engine)
     if not combine(levels):
@@ -383,6 +385,8 @@ def check_program(program: Program) -> None:
 
 def run_rules(given: RulesLike, program: Program | None) -> dict[str, Any] | None:
     """The rules of a new run as its journal stores them; raises InvalidRule if one is wrong or can match nothing."""
+    if given == ():
+        return None
     rules, where = rules_of(given, "start(rules=...)"), "start(rules=...)"
     if program is not None:
         _check(rules, program, where)

@@ -111,8 +111,11 @@ class Codec:
                 pass  # keys that are not text, sets that cannot be sorted, unknown types: see below
             else:
                 # msgspec sorts sets by `<`, which is a total order for text and numbers. Sets of tuples, sets or
-                # objects appear as `[[` or `[{` and must be checked, as must types with a codec.
-                if not shapes.codecs and not _may_nest_in_set(value, data):
+                # objects appear as `[[` or `[{` and must be checked, as must types with a codec. Most arguments have
+                # no second bracket.
+                if not shapes.codecs and (
+                    (type(value) is tuple and data.find(b"[", 1) < 0) or not _may_nest_in_set(value, data)
+                ):
                     return data
                 if shapes.is_ordered(value):
                     return data

@@ -139,7 +139,7 @@ class SqlJournal:
         return Head(*rows[0]) if rows else None
 
 
-class _Prepared(msgspec.Struct):
+class _Prepared(msgspec.Struct, gc=False):
     """The bindings of one append."""
 
     append: Append

@@ -80,7 +80,7 @@ _READERS = [(i, _READ_JSON.get(TABLE[i], Raw)) for i in _JSON]
 def run_bindings(row: RunRow) -> tuple[Any, ...]:
     """The bindings of an insert, in the order of the table's columns."""
     values: list[Any] = list(msgspec.structs.astuple(row))
-    values[_STATUS] = row.status.value
+    values[_STATUS] = str.__str__(row.status)
     parts = []
     for i in _JSON:
         value = values[i]
@@ -186,5 +186,5 @@ _MORE = [
 def _checksum(values: Sequence[Any], parts: Iterable[bytes]) -> int:
     """Covers every column, so that none can change unnoticed; `parts` are the JSON columns."""
     times = [None if at is None else float(at) for at in _times(values)]
-    covered = (_identity(values), times, *_plain(values), _family(values), _queue(values), *(values[i] for i in _MORE))
+    covered = (_identity(values), times, *_plain(values), _family(values), _queue(values), *[values[i] for i in _MORE])
     return zlib.crc32(b"\0".join((repr(covered).encode(), *parts)))
