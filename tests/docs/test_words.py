@@ -16,7 +16,8 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 WORDS = """
     program; graph, node; gate; turn; loop, round; map, item;
-    batch, row; flow, component; definition; job, workspace; secret; override, profile; run; root run; child run; incarnation; sweep; op; op path;
+    batch, row; flow, component; definition; job, workspace; secret; override, profile;
+    run; root run; child run; incarnation; sweep; op; op path;
     step; stream, chunk; emit; event;
     external event; command; journal; replay; store; blob; offload; setting; orchestrator; session; registration;
     heartbeat; lease, epoch; lease deadline; claim; fence; orphan; takeover; residency; evict; warm cache; catch up;
