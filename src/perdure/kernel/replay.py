@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -54,6 +55,7 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
+from perdure.kernel.divergence.changed_types import check_types
 from perdure.kernel.divergence.explain import Evidence, commanded_op, explain, given_up_op, recorded_op
 from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.divergence.model import Divergence, OpView
@@ -831,18 +833,22 @@ def open_replay(
     run_id: str,
     started: RunStarted,
     codec: Codec,
-    batches: Iterable[Batch] = (),
+    batches: Sequence[Batch] = (),
     rules: Callable[[Program], Resolve | None] = lambda program: None,
     kind: type[Replay] = Replay,
     sources: Mapping[str, Source] = MappingProxyType({}),
+    since: float = inf,
 ) -> Replay:
     """A new replay with the patch history of `batches`, of the program that fits.
 
-    Raises UnknownProgram or UnknownVersion if no program fits, and Diverged if a recorded step is a plain function now.
-    `sources` are those that the run was executed with, by id, as far as they are known.
+    Raises UnknownProgram or UnknownVersion if no program fits, Diverged if a recorded step is a plain function now, and
+    NotDecodable if a recorded value means something else. `sources` are those that the run was executed with, by id, as
+    far as they are known; `since`: from when on signals come from code of now.
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
-    check_steps(programs, program, batches, sources)
+    former = check_steps(programs, program, batches, sources)
+    if former:
+        check_types(program, started, batches, {code: sources[code] for code in former}, codec.own_types, since)
     past = patch_history(state, batches, decides=program.decides)
     execution = program.open(run_id, started, codec, past)
     return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))

@@ -447,8 +447,9 @@ class Loader:
             ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
             return resolver(NONE if ours else self._rules, program.rules, started, program.name)
 
-        sources = self._session.sources.recorded
-        return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind, sources)
+        sources = self._session.sources
+        codec, recorded = self._services.codec, sources.recorded
+        return open_replay(self._programs, run_id, started, codec, batches, rules, kind, recorded, sources.since)
 
     async def inflate(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Sequence[Batch]:
         """A journal with the offloaded values in place that its program needs; all, if it has none here."""

@@ -76,7 +76,7 @@ class Session:
         self.observer, self.wakeups = observer, Wakeups()
         self.loop = asyncio.get_running_loop()
         self.runs = RunTable(self.loop, self.not_accepted)
-        self.sources = ProgramSources(store, programs, self.spawn)
+        self.sources = ProgramSources(store, programs, self.spawn, clock.now())
         # No heartbeat succeeded in time: nothing is advanced until one does.
         self.suspended = False
         # It is closing, and starts nothing; and it has abandoned its running steps.

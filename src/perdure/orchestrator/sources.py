@@ -28,10 +28,12 @@ MOST = 1000
 
 
 class ProgramSources:
-    """Stores the source of each program when it first runs here."""
+    """Stores the source of each program when it first runs here; `since` is when the process began."""
 
-    def __init__(self, store: Store, programs: Programs, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
-        self._store, self._programs, self._spawn = store, programs, spawn
+    def __init__(
+        self, store: Store, programs: Programs, spawn: Callable[[Coroutine[Any, Any, Any]], None], since: float
+    ) -> None:
+        self._store, self._programs, self._spawn, self.since = store, programs, spawn, since
         # The blob of each program's source, by name and version: of those stored already, or being stored.
         self._codes: dict[tuple[str, str], str] = {}
         # Programs whose source a claim need not wait for, by name and version.

@@ -82,7 +82,7 @@ class Walk:
     def _inspect(self, found: Any, attributes: frozenset[str]) -> None:
         spec = own(found, "spec")
         if isinstance(spec, StepSpec):
-            self.steps.add(spec.name)
+            self._step(spec)
         elif isinstance(found, FunctionType):
             self._function(found)
         elif isinstance(found, ModuleType):
@@ -106,6 +106,9 @@ class Walk:
             for name in attributes:
                 self.visit(own(found, name), frozenset())
             self.complete = False
+
+    def _step(self, spec: StepSpec) -> None:
+        self.steps.add(spec.name)
 
     def _workflow(self, found: Any) -> None:
         self.workflows.append(found)

@@ -115,7 +115,7 @@ class CodeProgram(Program):
     def source(self) -> Source:
         """The source of the function and of those that it reaches."""
         if self._source is None:
-            self._source = read_source(self._fn)
+            self._source = read_source(self._fn, self.types)
         return self._source
 
     def source_map(self) -> SourceMap:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-from perdure.authoring.code.call_graph import Walk, codes_of, is_users
+from perdure.authoring.code.call_graph import Walk, codes_of, is_users, own
 from perdure.authoring.code.loop import short
+from perdure.authoring.code.stored_types import type_table
+from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.source import Source, SourcePart
 
 
-def read_source(fn: Callable[..., Any]) -> Source:
-    """The source of `fn`, then of what it calls, by file and line. Functions without a file are left out."""
+def read_source(fn: Callable[..., Any], types: Sequence[tuple[str, Any]] = ()) -> Source:
+    """The source of `fn`, then of what it calls, by file and line. Functions without a file are left out.
+
+    `types`: its parameters, as in a Program.
+    """
     walk = _Functions()
     walk.visit(fn, frozenset())
     walk.finish()
     parts = {part for function in walk.functions if (part := part_of(function)) is not None}
     first = part_of(fn)
     rest = sorted(parts - {first}, key=lambda part: (part.file, part.line))
-    return Source((first, *rest)) if first is not None else Source()
+    if first is None:
+        return Source()
+    table = type_table(types, walk.functions, [*walk.specs, *walk.more_specs()], walk.workflows)
+    return Source((first, *rest), types=table.encode())
 
 
 # What the language calls by itself where code makes an object, calls it, enters it or goes through it.
@@ -36,6 +44,19 @@ class _Functions(Walk):
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[FunctionType] = []
+        self.specs: list[StepSpec] = []
+
+    def _step(self, spec: StepSpec) -> None:
+        super()._step(spec)
+        self.specs.append(spec)
+
+    def more_specs(self) -> list[StepSpec]:
+        """The steps of the modules, for code that does not show which of them it calls."""
+        if self.complete and not self.by_name:
+            return []
+        modules = {id(function.__globals__): function.__globals__ for function in self.functions}
+        found = (own(one, "spec") for names in modules.values() for one in list(names.values()))
+        return [spec for spec in found if isinstance(spec, StepSpec) and spec.name not in self.steps]
 
     def _function(self, function: FunctionType) -> None:
         super()._function(function)

@@ -30,11 +30,13 @@ def check_steps(
     program: Program,
     batches: Iterable[Batch],
     sources: Mapping[str, Source] = MappingProxyType({}),
-) -> None:
+) -> set[str]:
     """Raise Diverged if the code of a program, or of a child in its journal, calls a recorded step or child as it is.
 
-    `sources` are those that the run was executed with, by id, as far as they are known.
+    `sources` are those that the run was executed with, by id, as far as they are known. Returns which of them are not
+    the program's source as it is now.
     """
+    former: set[str] = set()
     children: dict[str, Program] = {}
     # Whether the run has been continued by the code as it is now, which has the steps that it had; and its code.
     unchanged, code = False, ""
@@ -57,8 +59,14 @@ def check_steps(
             elif isinstance(event, RunClaimed):
                 if event.code:
                     code, unchanged = event.code, event.code == program.source().digest()
-            elif kind is RunForked and batch.seq == 0:
-                _check_kept(programs, program, batch, sources)
+                    if not unchanged and code in sources:
+                        former.add(code)
+            elif isinstance(event, RunForked):
+                if event.code in sources and event.code != program.source().digest():
+                    former.add(event.code)
+                if batch.seq == 0:
+                    _check_kept(programs, program, batch, sources)
+    return former
 
 
 def _check_kept(programs: Programs, program: Program, batch: Batch, sources: Mapping[str, Source]) -> None:

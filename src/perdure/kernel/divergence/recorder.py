@@ -134,7 +134,10 @@ def explain_parts(
     error: Diverged | NotDecodable, opened: Open, batches: Sequence[Batch], programs: Programs
 ) -> Generator[None, None, PerdureError]:
     """As `explained`, with a pause after each part of the journal."""
-    trace = opened(Recorder)
+    try:
+        trace = opened(Recorder)
+    except (Diverged, NotDecodable) as found:
+        return found  # it was found before the body began, and says what it is
     assert isinstance(trace, Recorder)
     try:
         yield

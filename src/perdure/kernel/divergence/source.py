@@ -23,10 +23,14 @@ class SourcePart(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A program's function, and then the functions that it reaches outside of steps; or its structure, as JSON."""
+    """A program's function, and then the functions that it reaches outside of steps; or its structure, as JSON.
+
+    `types` is the table of what its runs have stored, see kernel/values/type_table.py.
+    """
 
     parts: tuple[SourcePart, ...] = ()
     structure: bytes = b""
+    types: str = ""
 
     def encode(self) -> bytes:
         """As it is stored."""
@@ -35,7 +39,8 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(self, name: str) -> Source:
         """The same with this function as the program's own; empty if it has none of that name."""
         own = [part for part in self.parts if part.name == name]
-        return Source((*own, *(part for part in self.parts if part.name != name))) if own else NO_SOURCE
+        rest = (part for part in self.parts if part.name != name)
+        return Source((*own, *rest), types=self.types) if own else NO_SOURCE
 
     @lru_cache(1024)  # noqa: B019 (sources live as long as their programs)
     def digest(self) -> str:

@@ -67,6 +67,11 @@ class Codec:
         self._encode = msgspec.json.Encoder(enc_hook=self._plain_form).encode
         self._encode_sorted = msgspec.json.Encoder(enc_hook=self._sorted_form, order="deterministic").encode
 
+    @property
+    def own_types(self) -> frozenset[str]:
+        """The classes that codecs of the user store, by module and name."""
+        return frozenset(f"{cls.__module__}.{cls.__qualname__}" for cls in self._shapes.codecs)
+
     def read_items_with(self, reader: PartReader) -> None:
         """From now on, items that are kept in blobs are read there."""
         self._annotations.reader = reader
