@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2 as httpx
+import msgspec
 import pytest
 
-from perdure import Engine, UsageError
+from perdure import Engine, UsageError, workflow
 from perdure.client.credentials import SESSION_SECONDS
 from perdure.server import Access, Tokens, app
 from perdure.server.access import PERMISSIONS
 from perdure.server.application import ROUTES
 from perdure.server.problems import MEDIA_TYPE
-from perdure.server.routing import JSON, SSE, Route
+from perdure.server.routing import BYTES, JSON, SSE, Route
 from perdure.server.tokens import COOKIE
 from tests.server.conftest import client_of
 from tests.server.programs import PROGRAMS, order, quick
@@ -439,3 +440,76 @@ async def test_a_browser_that_would_drop_the_cookie_is_told_why(
         if status == 409:
             assert (answer.json()["code"], "https" in answer.json()["hint"]) == ("insecure_page", True)
     assert len(await engine._credentials.list("session")) == (status == 200)
+
+
+# --- credentials that nobody issued ----------------------------------------------------------------------------------
+
+
+@workflow
+async def anything(**fields: Any) -> Any:
+    return fields
+
+
+async def test_a_credential_is_issued_and_never_imported_or_started() -> None:
+    """Whoever may import a run, or start one under an id of their choice, would give themselves any permission."""
+    everything = tuple(PERMISSIONS)
+    async with Engine("memory://", []) as elsewhere:
+        forged = await elsewhere._credentials.issue("token", "eve", may=everything)
+        (row,) = [row async for row in _rows(elsewhere)]
+        capsule = await elsewhere.export(row.id)
+    async with Engine("memory://", [anything]) as engine:
+        issued = await engine._credentials.issue("token", "ann", may=["read", "run", "admin"])
+        flows = app(engine, access=Tokens(engine))
+        async with client_of(flows, BASE, headers={"Authorization": f"Bearer {issued.text}"}) as http:
+            imported = await http.post("capsules", content=capsule, headers={"Content-Type": BYTES})
+            assert (imported.status_code, imported.json()["code"]) == (422, "invalid_capsule")
+            fields = msgspec.json.decode(row.input)
+            for body in (
+                {"program": "anything", "kwargs": fields, "id": row.id},
+                {"program": "perdure.token", "kwargs": fields, "id": row.id},
+            ):
+                assert (await http.post("runs", json=body)).status_code in (403, 422)
+            run = await engine.run(anything(), id="mine")
+            for path, body in (("fork", {"new_id": row.id}), ("travel", {"step": "x", "new_id": row.id})):
+                assert (await http.post(f"runs/{run.run_id}/{path}", json=body)).status_code == 422
+        # Not even the code of the application makes one by accident.
+        _ = await engine.run(anything(**fields), id=row.id)
+        async with client_of(flows, BASE, headers={"Authorization": f"Bearer {forged.text}"}) as http:
+            assert (await http.get("me")).status_code == 401
+
+
+async def test_a_token_is_no_session_and_a_session_or_a_link_no_token(engine: Engine) -> None:
+    token = await engine._credentials.issue("token", "ann", may=["read"])
+    session = await engine._credentials.issue("session", "ann", token=token.credential.id)
+    link = await engine._credentials.issue("link", "ann", ttl=100, run="r", op="o", person="ann")
+    async with client_of(app(engine, access=Tokens(engine)), BASE) as http:
+        for text in (
+            session.text,
+            link.text,
+            token.credential.hash,
+            token.credential.id,
+            token.text[:-1],
+            token.text + "x",
+        ):
+            assert (await http.get("me", headers={"Authorization": f"Bearer {text}"})).status_code == 401
+            assert (await http.post("session", json={"token": text})).status_code == 401
+        for text in (token.text, link.text):
+            assert (await http.get("me", headers={"Cookie": f"{COOKIE}={text}"})).status_code == 401
+            assert (await http.get("me", params={"token": text})).status_code == 401
+            assert (await http.get(f"../../answer/{token.text}")).status_code == 404
+        cookie = {"Cookie": f"{COOKIE}={session.text}"}
+        assert (await http.get("me", headers=cookie)).status_code == 200
+        # A bearer that is not valid is not made good by a cookie.
+        assert (await http.get("me", headers={**cookie, "Authorization": "Bearer x"})).status_code == 401
+
+
+@pytest.mark.parametrize("reuse", ["terminate_running", "allow_if_failed", "return_existing", None])
+async def test_a_start_does_not_take_the_place_of_a_schedule(engine: Engine, reuse: str | None) -> None:
+    async with caller(engine, "mounted", ["read", "admin"]) as http:
+        body = {"program": "quick", "args": [1], "every": 3600}
+        assert (await http.put("schedules/s", json=body)).status_code == 201
+    (row,) = [row async for row in _rows(engine)]
+    async with caller(engine, "mounted", ["read", "run"]) as http:
+        refused = await http.post("runs", json={"program": "quick", "args": [1], "id": row.id, "reuse": reuse})
+        assert (refused.status_code, refused.json()["code"]) == (409, "already_exists")
+    assert (await (await engine.schedule("s")).view()).paused is False

@@ -16,6 +16,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_cursor
 from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class Bulk:
         want: int,
         *,
         latest: bool,
-        only: Callable[[RunRow], bool] = lambda row: True,
+        only: Callable[[RunRow, Head], bool] = lambda row, head: True,
     ) -> tuple[list[RunRow], str | None]:
         """The next matching runs, and the cursor after them; None at the end.
 
@@ -166,9 +167,9 @@ class Bulk:
         while True:
             filter = replace(matching, limit=AT_ONCE, cursor=cursor)
             found = await self._base.store.runs.list(filter)
-            for run, _ in found:
+            for run, head in found:
                 cursor = run.run_id
-                if not only(run):
+                if not only(run, head):
                     continue
                 if await self._goes_with_its_root(run, matching) or (latest and not await self._is_latest(run)):
                     continue

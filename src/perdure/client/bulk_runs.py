@@ -23,6 +23,7 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.redact import redacted_row
 from perdure.kernel.values.redaction import Redaction
+from perdure.ports.journal import Head
 
 # How many failures are kept, each with its run.
 FAILURES = 1000
@@ -139,8 +140,8 @@ class BulkRuns:
         guessing = bool(redaction) and (matching.match is not None or bool(matching.tags))
         matching = replace(matching, values=guessing)
 
-        def only(row: RunRow) -> bool:
-            return _may(request, row) and (not guessing or matching.fits(redacted_row(row, redaction)))
+        def only(row: RunRow, head: Head) -> bool:
+            return _may(request, row) and (not guessing or matching.fits(redacted_row(row, redaction), head))
 
         rows, cursor = await self._bulk.page(matching, cursor, AT_ONCE, latest=request.action == "retry", only=only)
         return Selected(tuple(row.run_id for row in rows), (), cursor)

@@ -15,6 +15,7 @@ from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
 from perdure.kernel.divergence.recorded_source import source_ids
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events, events_in
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
+from perdure.kernel.ids import SECRET
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import IMPORTED, REDACTED, RunState
 from perdure.kernel.values.redact import redact as take_out
@@ -66,7 +67,11 @@ class Capsules:
         self._base.check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")
-        capsule, state = read_capsule(bytes(data))
+        capsule, state = await asyncio.to_thread(read_capsule, bytes(data))
+        if capsule.program in SECRET:
+            raise InvalidCapsule(
+                "it holds a credential, which is not taken from a file; make one with perdure token new"
+            )
         if not await self._is_here(capsule):
             structures = source_ids(capsule.batches)
             for blob in capsule.blobs.values():

@@ -193,7 +193,8 @@ class Credentials:
 
     async def _row(self, kind: Kind, id: str) -> RunRow | None:
         found = await self._base.store.runs.find(f"{_PROGRAMS[kind]}:{id}")
-        return None if found is None else found[0]
+        # Ids are free text: a run of another program is no credential, whatever its id and input.
+        return None if found is None or found[0].program != _PROGRAMS[kind] else found[0]
 
     async def _write(self, kind: Kind, credential: Credential, incarnation: int) -> bool:
         program, now = _PROGRAMS[kind], self._base.clock.now()

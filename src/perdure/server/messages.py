@@ -97,9 +97,11 @@ async def start_run(call: Call[Any, shapes.StartBody]) -> Reply:
     if not call.access.sees(body.program):
         raise Problem(403, "forbidden", f"{call.access.name} may not start runs of {body.program!r}")
     invocation = invocation_of(body.program, body.args, body.kwargs)
+    _check_new_id(body.id, "/id")
     id = body.id or (f"key-{digest(call.key)}" if call.key else None)
     before = None if id is None else await client.store.runs.find(id)
-    if before is not None and not call.access.sees(before[0].program):
+    if before is not None and (not call.access.sees(other := before[0].program) or other.startswith(BUILT_IN)):
+        # Whatever `reuse` says: it would end a schedule, for example.
         raise Problem(409, "already_exists", f"the id {id!r:.100} is taken by a run that is not yours")
     handle = await client.start(
         invocation,
@@ -217,8 +219,16 @@ async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
     )
 
 
+def _check_new_id(id: str | None, pointer: str) -> None:
+    """Refuse ids of perdure's own runs: a run under one would take the place of a schedule or of a credential."""
+    if id is not None and id.startswith(BUILT_IN):
+        detail = f"ids that begin with {BUILT_IN!r} are those of perdure's own runs; choose another"
+        raise Problem(422, "invalid_request", detail, fields=[FieldError(pointer, detail)])
+
+
 async def _new_id(call: Call[Any, Any], given: str | None, what: str) -> str | Reply | None:
     """The id for a new run; or the response, if the same request came before."""
+    _check_new_id(given, "/new_id")
     if given is not None or not call.key:
         return given
     id = f"{what}-{digest(call.path['run'] + ' ' + call.key)}"

@@ -121,7 +121,7 @@ async def _page(call: Call[shapes.RunsQuery, None], filter: RunFilter, after: st
     searched: int | None = None
     for _ in range(PAGES_SEARCHED):
         found = await queries.page(filter, max(limit, SEARCH_PAGE), after, access.listed)
-        seen += [(row, head) for row, head in found.rows if filter.fits(redacted_row(row, redaction))]
+        seen += [(row, head) for row, head in found.rows if filter.fits(redacted_row(row, redaction), head)]
         if len(seen) > limit:
             return RowPage(seen[:limit], seen[limit - 1][0].run_id)
         after, searched = found.cursor, found.searched
