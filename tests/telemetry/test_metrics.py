@@ -29,10 +29,10 @@ from perdure import (
     workflow,
 )
 from perdure.engine.probe import Probe
-from perdure.telemetry import exposition
+from perdure.telemetry import exposition, store_figures
 from perdure.telemetry.catalogue import BOUNDS, CATALOGUE, OTHER
 from perdure.telemetry.metrics import Metrics
-from tests.engine.harness import AT_ONCE, PATIENCE, crashed
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, crashed
 
 ON = Telemetry(metrics=True)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -337,7 +337,49 @@ async def test_a_probe_that_raises_is_removed_and_no_run_notices(caplog: pytest.
         for _ in range(2):
             assert (await (await engine.start(count(3))).outcome()).output == 3
         assert [type(one).__name__ for one in engine._telemetry.probes] == ["Counting"]
-    assert caplog.text.count("telemetry: Broken failed and is off from now on") == 1
+        found = await samples(engine)
+    assert caplog.text.count("telemetry: Broken failed;") == 1
+    assert caplog.text.count("telemetry: Broken failed 5 times and is off from now on") == 1
+    assert of(found, "perdure_telemetry_failures_total", part="Broken") == 5
+    assert of(found, "perdure_telemetry_off", part="Broken") == 1
+    assert of(found, "perdure_step_attempts_total", program="count", step="add", outcome="succeeded") == 6
+
+
+async def test_a_probe_that_fails_once_goes_on() -> None:
+    class Once(Broken):
+        def committed(self, *_: Any) -> None:
+            Once.committed = Probe.committed  # type: ignore[method-assign]
+            raise ValueError("once")
+
+    async with opened() as engine:
+        engine._telemetry.probes.insert(0, Once())
+        await engine.run(count(3))
+        assert len(engine._telemetry.probes) == 2
+        found = await samples(engine)
+    assert of(found, "perdure_telemetry_failures_total", part="Once") == 1
+    assert of(found, "perdure_telemetry_off", part="Once") is None
+
+
+async def test_approvals_and_ages_are_exact_past_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store_figures, "PAGE", 2)
+    clock = FakeClock()
+    async with opened(f"sqlite:///{tmp_path / 'runs.db'}", clock=clock) as engine:
+        for number in range(5):
+            clock.advance(10.0 ** (5 - number))
+            await (await engine.start(asking(), id=f"a{number}")).outcome(until="rest")
+            await (await engine.start(signalled(), id=f"s{number}")).outcome(until="rest")
+        exact = await samples(engine)
+        assert of(exact, "perdure_approvals_open") == 5
+        # More than are listed: the oldest is searched for.
+        monkeypatch.setattr(store_figures, "BOUND", 3)
+        now = clock.now()
+        for program in ("asking", "signalled"):
+            oldest = min(row.created_at.timestamp() for row in await engine.list(program=program))
+            assert of(exact, "perdure_runs_oldest_age_seconds", program=program) == pytest.approx(now - oldest)
+            found = await store_figures._oldest_of(engine.store, program, now)
+            assert found is not None
+            assert now - found == pytest.approx(now - oldest, rel=2 * store_figures.PRECISION, abs=2.0)
+        assert await store_figures._oldest_of(engine.store, "nothing", now) is None
 
 
 async def test_without_telemetry_an_engine_has_no_probe() -> None:

@@ -1,4 +1,4 @@
-"""What an engine tells its telemetry. A probe watches: it changes no run, and one that fails is removed."""
+"""What an engine tells its telemetry. A probe watches: it changes no run, and one that fails repeatedly is removed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 class Probe:
     """Called on the event loop. A probe overrides what it wants to know."""
 
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return type(self).__name__
+
     def entered(self, driver: Driver, batches: Sequence[Batch]) -> None:
         """A stored run came into memory, with this journal; or its journal was read again."""
 
@@ -37,6 +42,9 @@ class Probe:
 
     def replayed(self, events: int, seconds: float) -> None:
         """A journal was replayed."""
+
+    def writes(self, appends: int) -> None:
+        """A commit of so many appends begins."""
 
     def wrote(self, seconds: float, events: int, appends: int) -> None:
         """A commit of so many appends took so long."""
@@ -67,21 +75,32 @@ class Tracing(Protocol):
         """Runs that this one is about to start, with the trace that they continue."""
 
 
+# How often a probe may fail before it is removed.
+MOST_FAILURES = 5
+
+
 class Probes(list[Probe]):
     """The probes of one engine. Empty unless telemetry is on: callers ask `if probes:` first."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # How often each has failed, and those that were removed, by name.
+        self.failures: dict[str, int] = {}
+        self.removed: dict[str, None] = {}
+
     def committed(self, driver: Driver, append: Append) -> None:
         """As `tell(Probe.committed, ...)`, for the one that is called with every step."""
-        probe: Probe | None = None
-        try:
-            for probe in self:
+        if len(self) == 1:
+            probe = self[0]
+            try:
                 probe.committed(driver, append)
-        except BaseException as error:
-            assert probe is not None
-            self._failed(probe, contained(error))
+            except BaseException as error:
+                self._failed(probe, contained(error))
+        else:
+            self.tell(Probe.committed, driver, append)
 
     def tell(self, method: Callable[..., None], *arguments: Any) -> None:
-        """Tell all probes. `method` is the one of Probe. One that raises is removed, and that is logged."""
+        """Tell all probes. `method` is the one of Probe. One that raises too often is removed, and that is logged."""
         for probe in [*self]:
             try:
                 getattr(probe, method.__name__)(*arguments)
@@ -89,7 +108,16 @@ class Probes(list[Probe]):
                 self._failed(probe, contained(error))
 
     def _failed(self, probe: Probe, error: Exception) -> None:
-        self.remove(probe)
-        log.error(
-            "telemetry: %s failed and is off from now on; runs are not affected", type(probe).__name__, exc_info=error
-        )
+        name = probe.name
+        count = self.failures[name] = self.failures.get(name, 0) + 1
+        if count == 1:
+            log.warning("telemetry: %s failed; runs are not affected", name, exc_info=error)
+        if count >= MOST_FAILURES and probe in self:
+            self.remove(probe)
+            self.removed[name] = None
+            log.error(
+                "telemetry: %s failed %d times and is off from now on; runs are not affected",
+                name,
+                count,
+                exc_info=error,
+            )

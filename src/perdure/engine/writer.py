@@ -117,6 +117,7 @@ class Writer:
         self._busy = True
         if self._probes:
             self._began, self._pending = self._loop.time(), appends
+            self._probes.tell(Probe.writes, len(appends))
         try:
             outcomes = self._journal.append(appends)
         except BaseException as error:

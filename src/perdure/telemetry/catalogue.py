@@ -91,6 +91,11 @@ CATALOGUE = (
     Metric("perdure.steps.limit", "gauge", "{step}", (), "How many steps may run at once."),
     Metric("perdure.runs.in_memory", "gauge", "{run}", (), "Runs in memory."),
     Metric("perdure.loop.lag", "histogram", "s", (), "How late the event loop is for a timer that is set each second."),
+    Metric("perdure.spans.dropped", "counter", "{span}", (), "Spans that no exporter took in time."),
+    Metric(
+        "perdure.telemetry.failures", "counter", "{failure}", ("part",), "How often a part of the telemetry has failed."
+    ),
+    Metric("perdure.telemetry.off", "gauge", "1", ("part",), "1 for a part that failed too often and counts no more."),
     _of_store("perdure.queue.depth", "{run}", ("queue", "state"), "Runs of a queue that are queued, and under way."),
     _of_store("perdure.queue.oldest_age", "s", ("queue",), "How long the first run of a queue has been queued."),
     _of_store("perdure.runs.open", "{run}", ("program", "status"), "Runs that have not ended."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ from perdure.kernel.values.redaction import Redaction
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
-from perdure.telemetry.catalogue import CATALOGUE
+from perdure.telemetry.catalogue import CATALOGUE, Metric
 from perdure.telemetry.counting import Counting, build
-from perdure.telemetry.metrics import Labels, Metrics
+from perdure.telemetry.metrics import Histogram, Labels, Metrics
 from perdure.telemetry.prometheus import Stored, exposition
 from perdure.telemetry.store_figures import StoreFigures
 
@@ -48,6 +49,9 @@ class EngineTelemetry:
         self._figures: StoreFigures | None = None
         self._gauges: Gauges | None = None
         self._lag: asyncio.TimerHandle | None = None
+        # For readers in other threads: the loop of the open engine, and the reading of the store that they asked for.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading: asyncio.Task[Stored] | None = None
         self.spans: Spans | None = None
         if config.metrics:
             self.count()
@@ -69,14 +73,17 @@ class EngineTelemetry:
 
     def opened(self, gauges: Gauges) -> None:
         """The engine is open."""
-        self._gauges = gauges
+        self._gauges, self._loop = gauges, asyncio.get_running_loop()
         self._watch_loop()
         if self.spans is not None:
             self.spans.queue.open()
 
     async def closed(self) -> None:
         """The engine is closed: its figures stay as they are, and spans get a moment to be exported."""
-        self._gauges = None
+        self._gauges = self._loop = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         if self._lag is not None:
             self._lag.cancel()
             self._lag = None
@@ -96,9 +103,22 @@ class EngineTelemetry:
             metrics.read_from("perdure.steps.in_flight", lambda: self._gauge(lambda one: one.in_flight()))
             metrics.read_from("perdure.steps.limit", lambda: self._gauge(lambda one: one.limit))
             metrics.read_from("perdure.runs.in_memory", lambda: self._gauge(lambda one: one.in_memory()))
+            metrics.read_from("perdure.telemetry.failures", self._failures)
+            metrics.read_from("perdure.telemetry.off", lambda: [((name,), 1.0) for name in self.probes.removed])
+            metrics.read_from("perdure.spans.dropped", lambda: [((), float(self._dropped))])
             if self._gauges is not None:
                 self._watch_loop()
         return self.metrics
+
+    @property
+    def _dropped(self) -> int:
+        return 0 if self.spans is None else self.spans.queue.dropped
+
+    def _failures(self) -> Iterable[tuple[Labels, float]]:
+        failures = dict(self.probes.failures)
+        if self.spans is not None and (failed := self.spans.queue.failed):
+            failures["Spans"] = failures.get("Spans", 0) + failed
+        return [((name,), float(count)) for name, count in failures.items()]
 
     def _gauge(self, read: Callable[[Gauges], int]) -> Iterable[tuple[Labels, float]]:
         return [] if self._gauges is None else [((), float(read(self._gauges)))]
@@ -114,6 +134,20 @@ class EngineTelemetry:
             self._lag = loop.call_at(loop.time() + LAG_SECONDS, tick, loop.time() + LAG_SECONDS)
 
         self._lag = loop.call_at(loop.time() + LAG_SECONDS, tick, loop.time() + LAG_SECONDS)
+
+    def figures(self, metric: Metric) -> Iterable[tuple[Labels, float | Histogram]]:
+        """The series of a metric, from any thread. Those of the store are of its last reading, and it is read again."""
+        if not metric.stored:
+            return [*self.count().figures(metric)]
+        loop, figures = self._loop, self._figures
+        if loop is not None and not loop.is_closed():
+            with suppress(RuntimeError):  # it was closed meanwhile
+                loop.call_soon_threadsafe(self._read_soon)
+        return [] if figures is None else [*figures.last.get(metric.name, [])]
+
+    def _read_soon(self) -> None:
+        if self._loop is not None and self._config.store_metrics and (self._reading is None or self._reading.done()):
+            self._reading = self._loop.create_task(self.stored())
 
     async def stored(self) -> Stored:
         """The figures that are read from the store; none where that is off."""

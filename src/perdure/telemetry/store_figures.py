@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import msgspec
 
 from perdure.errors import PerdureError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.projection import RunRow
 from perdure.ports.clock import Clock
 from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name
 from perdure.ports.runs import RunFilter
@@ -19,8 +22,10 @@ from perdure.telemetry.metrics import Labels, Metrics
 from perdure.telemetry.prometheus import Stored
 
 CACHE_SECONDS = 5.0
-# How many runs are looked at, of a kind; more are not counted.
+# How many runs are counted of a kind, and listed; the oldest of more than these is searched for by time.
 BOUND = 10_000
+# How many runs with open approvals are read, and how exact the age of the oldest run is where it is searched for.
+MOST_ASKING, PRECISION = 100_000, 0.001
 PAGE = 1000
 OPEN = tuple(status for status in RunStatus if not status.finished)
 
@@ -76,15 +81,16 @@ class StoreFigures:
         overdue.update((due.program,) for due in late)
         stored["perdure.runs.overdue"] = bounded("program", overdue)
         ages: dict[tuple[str, ...], float] = {}
-        for program, since in (await self._oldest(store)).items():
+        counted: Counter[str] = Counter()
+        for (program, _), count in open_runs.items():
+            counted[program] += count
+        for program, since in (await self._oldest(store, counted, now)).items():
             label = (names.bounded("program", program),)
             ages[label] = max(ages.get(label, 0.0), now - since)
         stored["perdure.runs.oldest_age"] = [*ages.items()]
-        asking = await store.runs.list(RunFilter(asking=True, limit=PAGE, values=False))
-        stored["perdure.approvals.open"] = [((), float(sum(row.approvals for row, _ in asking)))]
-        stored["perdure.approvals.oldest_age"] = [
-            ((), max((now - row.created_at for row, _ in asking), default=0.0)),
-        ]
+        approvals, asked = await self._approvals(store)
+        stored["perdure.approvals.open"] = [((), float(approvals))]
+        stored["perdure.approvals.oldest_age"] = [((), 0.0 if asked is None else max(0.0, now - asked))]
         live = {orchestrator_name(lease.key) for lease in await self._leases().live(ORCHESTRATOR, now)}
         owners = set(await store.runs.owners())
         stored["perdure.orchestrators"] = [(("alive",), float(len(live))), (("gone",), float(len(owners - live)))]
@@ -92,20 +98,56 @@ class StoreFigures:
             stored["perdure.store.bytes"] = [((), float(size))]
         return stored
 
-    async def _oldest(self, store: Store) -> dict[str, float]:
-        """When the oldest open run of each program was created, of the newest BOUND open runs."""
+    async def _approvals(self, store: Store) -> tuple[int, float | None]:
+        """How many approvals are open, and when the oldest run that has one was created."""
+        count, oldest = 0, None
+        async for row in _pages(store, RunFilter(asking=True, values=False, limit=PAGE), MOST_ASKING):
+            count, oldest = count + row.approvals, row.created_at
+        return count, oldest
+
+    async def _oldest(self, store: Store, counted: Mapping[str, int], now: float) -> dict[str, float]:
+        """When the oldest open run of each program was created."""
         found: dict[str, float] = {}
-        cursor: str | None = None
-        for _ in range(BOUND // PAGE):
-            rows = await store.runs.list(
-                RunFilter(status=OPEN, roots=True, built_in=False, values=False, limit=PAGE, cursor=cursor)
-            )
-            for row, _head in rows:
-                found[row.program] = min(found.get(row.program, row.created_at), row.created_at)
-            if len(rows) < PAGE:
-                break
-            cursor = rows[-1][0].run_id
+        if sum(counted.values()) <= BOUND:
+            open_runs = RunFilter(status=OPEN, roots=True, built_in=False, values=False, limit=PAGE)
+            async for row in _pages(store, open_runs, 2 * BOUND):
+                found[row.program] = row.created_at  # newest first
+            return found
+        for program in sorted(counted):
+            if (oldest := await _oldest_of(store, program, now)) is not None:
+                found[program] = oldest
         return found
+
+
+async def _pages(store: Store, wanted: RunFilter, most: int) -> AsyncIterator[RunRow]:
+    """The rows of a filter, newest first, `most` of them."""
+    for _ in range(most // PAGE):
+        rows = await store.runs.list(wanted)
+        for row, _head in rows:
+            yield row
+        if len(rows) < PAGE:
+            return
+        wanted = msgspec.structs.replace(wanted, cursor=rows[-1][0].run_id)
+
+
+async def _oldest_of(store: Store, program: str, now: float) -> float | None:
+    """When the oldest open run of a program was created, found with few short queries however many runs there are."""
+
+    async def before(until: float) -> float | None:
+        """When the newest open run before a time was created."""
+        wanted = RunFilter(status=OPEN, program=program, roots=True, values=False, limit=1, until=until)
+        return next((row.created_at for row, _ in await store.runs.list(wanted)), None)
+
+    oldest = await before(now + 1.0)
+    if oldest is None:
+        return None
+    step = 60.0
+    while (older := await before(oldest - step)) is not None:
+        oldest, step = older, 2 * step
+    while step > PRECISION * (now - oldest) + 1.0:
+        step /= 2
+        oldest = await before(oldest - step) or oldest
+    return await before(oldest) or oldest
 
 
 def _size(url: str) -> int | None:

@@ -1,0 +1,62 @@
+"""Which run a log record was made in. Formats nothing and stores nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any
+
+from perdure.engine.step_context import current
+from perdure.errors import UsageError
+
+FIELDS = ("run_id", "run", "op", "attempt", "program", "trace_id", "span_id")
+
+
+class LogContext(logging.Filter):
+    """Puts on every record which run, step and attempt it was made in: `handler.addFilter(LogContext())`.
+
+    The fields are `run_id`, `run` (its id), `op`, `attempt`, `program`, and with OpenTelemetry `trace_id` and
+    `span_id`; outside of a run they are empty. With `drop_replayed=True` records that a body makes during a replay are
+    dropped: they were made when it was executed first.
+    """
+
+    def __init__(self, *, drop_replayed: bool = False) -> None:
+        super().__init__()
+        if not isinstance(drop_replayed, bool):
+            raise UsageError(f"LogContext(drop_replayed={drop_replayed!r:.80}) must be True or False")
+        self._drop = drop_replayed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields. False for a record that a replay repeats, where those are dropped."""
+        fields: dict[str, Any] = dict.fromkeys(FIELDS, "")
+        body = _body()
+        if body is not None:
+            if self._drop and body.replaying:
+                return False
+            run = body.run_context()
+            fields |= {"run_id": run.run_id, "run": run.id, "program": run.program}
+        elif (step := current.get(None)) is not None:
+            run = step.run
+            # The key of a step ends with its op, in every process.
+            op = step.id.partition("/")[2]
+            fields |= {"run_id": run.run_id, "run": run.id, "program": run.program, "op": op, "attempt": step.attempt}
+        if body is None:
+            fields |= _trace()
+        record.__dict__.update(fields)
+        return True
+
+
+def _body() -> Any:
+    """The workflow body that this code is part of: it is what runs on a loop of its own. None in any other code."""
+    loop: Any = asyncio._get_running_loop()
+    found = getattr(loop, "body", None)
+    return found() if callable(found) else None
+
+
+def _trace() -> dict[str, str]:
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    found = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"} if found.is_valid else {}
