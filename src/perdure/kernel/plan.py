@@ -102,7 +102,7 @@ def begin_step(command: Command) -> StepStarted | None:
     spec = command.spec
     if spec.queue or spec.version or spec.record_inputs or spec.at_most_once:
         return None
-    return StepStarted(command.op, 1, command.inputs_hash, command.source)
+    return StepStarted(command.op, 1, command.inputs_hash, command.source, function=spec.function)
 
 
 def plan(state: RunState, commands: Collection[Command], now: float) -> Plan:
