@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from perdure.kernel.events import Batch
 from perdure.ports.store import Store
 from perdure.stores.file.config import FileConfig
 from perdure.stores.file.store import FileStore
 from perdure.stores.open import open_store
 from perdure.stores.sqlite.config import SqliteConfig
 from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.sqlshared.entries import one_batch
 from perdure.testing.conformance import (
     BlobsConformance,
     JournalConformance,
@@ -22,6 +24,7 @@ from perdure.testing.conformance import (
     TimersConformance,
     UpkeepConformance,
 )
+from perdure.testing.conformance.history import History, numbered, step, write_all
 
 
 class EveryPort(
@@ -54,6 +57,25 @@ class EveryPort(
         await second.open(migrate=False)
         yield second
         await second.close()
+
+    async def test_reading_a_page_decodes_the_batches_on_it_alone(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Long journals are read page by page: what is behind a page must not be decoded once for each page."""
+        history = History("r1")
+        await write_all(store, history.begin(), *(history.then(*step(n) * 15) for n in range(30)))
+        decoded: list[int] = []
+
+        def counted(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
+            decoded.append(seq)
+            return one_batch(run_id, seq, at, recorded, data)
+
+        monkeypatch.setattr("perdure.stores.sqlshared.entries.one_batch", counted)
+        for start in (0, 1, 95, 100, 899):
+            decoded.clear()
+            events = await numbered(store.journal, "r1", start, 40)
+            assert len(events) == min(40, 901 - start)
+            assert len(decoded) <= 3
 
 
 class TestMemory(EveryPort):

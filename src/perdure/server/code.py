@@ -15,14 +15,15 @@ from perdure.authoring.code.executed import executed_lines
 from perdure.authoring.code.frames import inspect
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import Diverged, NoSuchOp, PerdureError, UsageError
-from perdure.kernel.divergence.recorded_source import code_at
+from perdure.kernel.divergence.recorded_source import code_at, source_ids
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.history.diff import INPUT, Diff, OpDiff
 from perdure.kernel.history.diff import diff as compare
 from perdure.kernel.history.ops import Op
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.values.redaction import REDACTED
-from perdure.ports.blobs import sources_of
+from perdure.ports.blobs import source_of
 from perdure.server import shapes
 from perdure.server.problems import Problem
 from perdure.server.requested_run import INLINE, RequestedRun
@@ -41,7 +42,7 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
     await run.check_root()  # the root is replayed, and its source shown
     started, batches = await run.replayable()
     place = int(at) if at is not None and at.isdecimal() and len(at) < 16 else at
-    sources = await sources_of(run.client.store.blobs, batches)
+    sources = await _stored(run, batches)
     programs = call.service.programs.here
     if not sources and (program := call.service.programs.find(run.row.program, run.row.version)) is not None:
         # A capsule does not hold the source of its run.
@@ -69,6 +70,13 @@ async def show_source(call: Call[shapes.SourceQuery, None]) -> shapes.SourceView
         values=values,
         problem=problem,
     )
+
+
+async def _stored(run: RequestedRun, batches: Sequence[Batch]) -> dict[str, Source]:
+    """The sources and structures of a run, by id. A long journal is searched for them in a thread."""
+    ids = await asyncio.to_thread(source_ids, batches)
+    found = {id: await source_of(run.client.store.blobs, id) for id in ids}
+    return {id: source for id, source in found.items() if source is not None}
 
 
 def _replayed(
@@ -174,7 +182,7 @@ async def _sources(
     op = next((op.path for op in found.ops if op.changes and op.a is not None and op.b is not None), "")
     structures = []
     for run, batches in (a, b):
-        stored = await sources_of(run.client.store.blobs, batches)
+        stored = await _stored(run, batches)
         code = code_at(batches, batches[-1].seq + len(batches[-1].events))
         structures.append(stored[code].structure if code in stored else b"")
     if not op or not all(structures):

@@ -23,12 +23,14 @@ Outcomes = dict[int, Outcome]
 # About how many journals one commit of several callers covers.
 MOST = 500
 
-# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. One with
+# thousands of events fills many pages: none is read that begins behind the page.
 _READ = """
     select j.seq, j.at, j.checksum, j.events, (select next_seq from perdure_heads where run_id = $1)
     from perdure_journal j
     where j.run_id = $1 and j.seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = $1 and seq <= $2), 0)
+        and ($3::bigint is null or j.seq < $2 + $3::bigint)
     order by j.seq limit $3::bigint + 1
 """
 _READ_MANY = """

@@ -63,6 +63,7 @@ _READ = """
         (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
+        and (?3 is null or seq < ?2 + ?3)
     order by seq
     limit case when ?4 is null or coalesce((
         select size * min(max(0, next_seq - ?2), coalesce(?3, next_seq)) <= ?4 * next_seq
