@@ -578,7 +578,8 @@ class LoopLimit(PerdureError):
         by = f"the gate {gate!r} chose it" if gate else "its nodes made a value for it"
         super().__init__(
             f"the loop that begins at {entry!r} has had {rounds:,} rounds, and {by} again. If it may have more, retry "
-            "the run with max_rounds=..., or raise the limit: Graph(max_rounds=...), or `max` of a flow's `repeat`"
+            "the run with max_rounds=... (`perdure runs retry ID --max-rounds N`), or raise the limit: "
+            "Graph(max_rounds=...), or `max` of a flow's `repeat`"
         )
 
 

@@ -14,7 +14,7 @@ from perdure import Engine
 from perdure.cli.exits import Exit
 from perdure.server import Access, Tokens
 from tests.cli.conftest import Cli, Ended
-from tests.server.programs import PROGRAMS, fails, long_text, order, quick, streams, waits
+from tests.server.programs import PROGRAMS, fails, long_text, order, quick, rounds, streams, waits
 from tests.server.served import served
 
 
@@ -27,6 +27,7 @@ async def prepared(engine: Engine) -> dict[str, str]:
         "s": streams(3),
     }.items():
         _ = await engine.run(invocation, id=id, tags={"of": "test"})
+    _ = await engine.run(rounds(n=0), id="rounds")
     _ = await engine.run(order(7), id="asks", until="rest")
     _ = await engine.start(waits(), id="waits", queue="q", key="k")
     _ = await engine.schedule("nightly", quick(1), cron="0 3 * * *", tags={"a": "b"})
@@ -165,6 +166,9 @@ def test_runs_are_told_something(remote: Cli, server: tuple[str, str, dict[str, 
     assert tell("runs", "watch", "other").code == 0
     assert tell("runs", "retry", "failed").code == 0
     assert tell("runs", "watch", "failed").code == Exit.FAILED
+    assert tell("runs", "retry", "rounds", "--max-rounds", "0").code != 0
+    assert tell("runs", "retry", "rounds", "--max-rounds", "4").code == 0
+    assert tell("runs", "watch", "rounds").code == 0
     pauses = [line["by"] for line in remote("runs", "journal", "told", "--json", "--store", url).lines if "by" in line]
     events = remote("runs", "journal", "told", "--json", "--store", url).out
     assert '"ann"' in events, pauses

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, ForkRefused, RunStatus, UsageError
+from perdure import Engine, ForkRefused, RunStatus, UsageError, connect
 from perdure.graph import END, Graph, interrupt, node, route
+from perdure.kernel.events import RunFinished
+from perdure.ports.journal import Append
 
 CALLS: list[str] = []
 # Untyped: what is checked here is not the types.
@@ -74,6 +79,51 @@ async def test_a_run_that_rests_goes_on_with_a_replaced_value() -> None:
         result = await engine.run(GRAPH, id="r", answers={"sign_off": "yes"})
         assert result.output["publish"] == "publish(D,yes,sum(find(t)))"
     assert CALLS == ["publish"]
+
+
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+@pytest.mark.parametrize("outside", [False, True])
+async def test_a_run_that_rests_ends_in_the_commit_that_begins_the_next_one(
+    tmp_path: Path, outside: bool, durability: Any
+) -> None:
+    url = f"sqlite:///{tmp_path / 'g.db'}"
+    async with AsyncExitStack() as stack:
+        async with OPEN(url, [GRAPH]) as engine:
+            assert (await engine.run(GRAPH(topic="t"), id="r", durability=durability)).interrupted
+            if not outside:
+                await updated_at_once(engine)
+        if outside:
+            await updated_at_once(await stack.enter_async_context(connect(url)))
+    async with OPEN(url, [GRAPH]) as engine:
+        result = await engine.run(GRAPH, id="r", answers={"sign_off": "yes"})
+        assert result.output["publish"] == "publish(D,yes,sum(find(t)))"
+    assert CALLS.count("draft") == CALLS.count("find") == 1
+
+
+async def updated_at_once(client: Any) -> None:
+    """Replace a value; a process that dies at any moment leaves either run, and never none."""
+    journal, written = client.store.journal, list[Append]()
+    append = journal.append
+
+    def appended(appends: Any) -> Any:
+        written.extend(appends)
+        return append(appends)
+
+    journal.append = appended
+    handle = await client.update_state("r", {"draft": "D"})
+    [end] = [one for one in written if any(isinstance(e, RunFinished) for b in one.batches for e in b.events)]
+    assert [begun.run_id for begun in end.starts] == [handle.run_id]
+    assert handle.run_id not in [one.run_id for one in written[: written.index(end) + 1]]
+
+
+async def test_of_two_updates_at_once_each_continues_a_run_or_is_refused() -> None:
+    async with OPEN("memory://", [GRAPH]) as engine:
+        assert (await engine.run(GRAPH(topic="t"), id="r")).interrupted
+        updates = [engine.update_state("r", {"draft": "D"}), engine.update_state("r", {"draft": "E"})]
+        handles = await asyncio.gather(*updates, return_exceptions=True)
+        assert len([one for one in handles if not isinstance(one, Exception)]) >= 1
+        result = await engine.run(GRAPH, id="r", answers={"sign_off": "yes"})
+        assert result.output["publish"] in {f"publish({one},yes,sum(find(t)))" for one in "DE"}
 
 
 async def test_a_replaced_input_runs_again_what_takes_it() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Program, approval, child, set_state, step, step_context, wait_signal, workflow
-from perdure.graph import Graph, node, route
+from perdure.graph import END, Graph, node, route
 
 BIG = 9007199254740993  # no double holds it
 
@@ -125,7 +125,22 @@ async def with_graph(amount: int) -> Any:
     return await child(pipeline(amount=amount))
 
 
+@node(outputs="n")
+def grow(n: int) -> int:
+    return n + 1
+
+
+@route(targets=[grow, END])
+def goes_on(n: int) -> object:
+    return grow if n < 3 else END
+
+
+# Its loop has one round fewer than it needs.
+rounds = Graph([grow, goes_on], name="rounds", loops=[grow], output="n", max_rounds=2)
+
+
 PROGRAMS: list[Program] = [
+    rounds,
     order,
     signed,
     quick,

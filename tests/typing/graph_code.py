@@ -112,6 +112,13 @@ async def use() -> None:
         _ = typed()  # type: ignore[call-arg]
 
 
+# Other graphs of one: with what their inputs and results are then.
+assert_type(typed.select("docs"), "Graph[..., Any]")
+assert_type(typed.with_entrypoint("retrieve"), "Graph[..., str]")
+assert_type(typed.rename_inputs(query="question"), "Graph[..., str]")
+assert_type(Graph([one], name="of_graph", output=one), "Graph[..., Any]")
+
+
 # A node stays what it was: called outside, it is the function.
 async def call_plainly() -> None:
     assert_type(await answer("q", []), str)

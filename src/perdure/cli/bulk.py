@@ -79,6 +79,9 @@ def retry(
     id: Annotated[str | None, Parameter(help="The id of one run; without it, the options select runs.")] = None,
     /,
     *,
+    max_rounds: Annotated[
+        int | None, Parameter(help="How many rounds the loops of a graph may have from now on; of one run.")
+    ] = None,
     filters: Filters = _ALL,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
@@ -89,8 +92,10 @@ def retry(
             raise Problem(f"give either the id {id!r} or options that select runs, not both")
         from perdure.cli.forking import retry_one
 
-        retry_one(id, store, json)
+        retry_one(id, store, json, max_rounds)
         return None
+    if max_rounds is not None:
+        raise Problem("--max-rounds is for one run: give its id, as in `perdure runs retry ID --max-rounds 2000`")
     return _all(store, json, filters, "retried", lambda client, **which: client.retry_many(**which))
 
 

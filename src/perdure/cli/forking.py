@@ -64,9 +64,9 @@ def travel(
     _begin(store, id, json, "forked", lambda client: client.time_travel(id, step, inputs, new_id))
 
 
-def retry_one(id: str, store: str, json: bool) -> None:
+def retry_one(id: str, store: str, json: bool, max_rounds: int | None) -> None:
     """Continue a run that failed or was cancelled, with everything that succeeded."""
-    _begin(store, id, json, "retried", lambda client: client.retry(id))
+    _begin(store, id, json, "retried", lambda client: client.retry(id, max_rounds=max_rounds))
 
 
 def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:

@@ -22,11 +22,14 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.batches import OP
-from perdure.kernel.chunks import DRAIN, KEEP, chunk_of
+from perdure.kernel.chunks import DRAIN, KEEP, chunk_of, open_chunks
 from perdure.kernel.events import (
     NULL,
+    AnyEvent,
     Batch,
+    CancelRequested,
     OutcomeKept,
+    RunFinished,
     RunForked,
     RunStarted,
     RunStatus,
@@ -41,10 +44,12 @@ from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.ops import Op, find, find_last, ops
 from perdure.kernel.history.retry_points import check_replaceable, memoized, rerun, retried, withdrawals
 from perdure.kernel.ids import BATCH, BUILT_IN, check_id, check_text, step_key
+from perdure.kernel.inbound import Accepted, Succession
+from perdure.kernel.plan import Start
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Dataflow
 from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.state import fold
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.step_records import chunks
 from perdure.kernel.values.arguments import named_input
 from perdure.kernel.values.signatures import misfit
@@ -156,23 +161,52 @@ class Forks:
             raise UsageError(
                 f"update_state({id!r}): {run.program} is not a graph that is known here; fork it with values="
             )
-        state = fold(run.run_id, batches)
-        if state.finished is None and not at_rest(state):
-            raise UsageError(f"update_state({id!r}): the run is {state.status}; wait until it rests, or cancel it")
         now = self._base.clock.now()
         run_id = self._base.new_run_id(now)
-        end = None if at is None else forks.before(batches, _place(at)).seq
-        again, past = await self._updated(run, batches, flow, values, end, now)
-        if dry_run:
-            return again
-        await self._gateway.check_replay(run.id, run_id, past)
-        if state.finished is None:
-            await self._messages.terminate(run.run_id, "update_state() continues it as a new incarnation")
-            _, batches = await self.origin(id)
-            _, past = await self._updated(run, batches, flow, values, end, now)
-        started = past[0].events[0]
+        while True:
+            state = fold(run.run_id, batches)
+            if state.finished is None and not at_rest(state):
+                raise UsageError(f"update_state({id!r}): the run is {state.status}; wait until it rests, or cancel it")
+            end = None if at is None else forks.before(batches, _place(at)).seq
+            ending: list[AnyEvent] = []
+            if state.finished is None:
+                ending = [CancelRequested(_UPDATED), RunFinished(RunStatus.CANCELLED, reason=_UPDATED)]
+                batches = [*batches, Batch(state.next_seq, max(now, state.at), ending)]
+            again, past = await self._updated(run, batches, flow, values, end, now)
+            if dry_run:
+                return again
+            started = past[0].events[0]
+            assert isinstance(started, RunStarted)
+            if state.finished is not None:
+                return await self._begin(run, run_id, started, past)
+            await self._gateway.check_replay(run.id, run_id, past)
+            if await self._succeed(run, state.next_seq, ending, Start(run_id, [*past[0].events])):
+                return self._handle(started.id, run_id, started)
+            # Another event came first, or what the run has done was only in memory.
+            await self._gateway.flush(run)
+            run, batches = await self.origin(id)
+            if run.run_id == run_id:
+                return self._handle(started.id, run_id, started)
+
+    async def _succeed(self, run: RunRow, seq: int, events: Sequence[AnyEvent], next: Start) -> bool:
+        """End a run at this number, and begin the next one in the same commit; False if it has come further."""
+        chunks: list[str] = []
+
+        def decide(state: RunState) -> Sequence[AnyEvent] | bool:
+            if state.finished is not None or state.next_seq != seq:
+                return False
+            chunks[:] = open_chunks(state).values()
+            return Succession(events, next)
+
+        await keep_blobs(self._base, next.run_id, [Batch(0, self._base.clock.now(), next.events)])
+        if not isinstance(await self._messages.send_decided(run.run_id, decide), Accepted):
+            return False
+        started = next.events[0]
         assert isinstance(started, RunStarted)
-        return await self._begin(run, run_id, started, past)
+        self._gateway.created(next.run_id, started)
+        for chunk in chunks:
+            await self._messages.cancel(chunk, _UPDATED)
+        return True
 
     async def _updated(
         self,
@@ -496,13 +530,18 @@ class Forks:
 
 async def create_with_past(base: StoreClient, run_id: str, past: Sequence[Batch]) -> bool:
     """Put a run with a past into the store; False when its id is not free."""
+    await keep_blobs(base, run_id, past)
+    return await base.append(create(run_id, past))
+
+
+async def keep_blobs(base: StoreClient, run_id: str, past: Sequence[Batch]) -> None:
+    """See to it that the blobs of a past are in the store when its run is."""
     for blob in blobs_of(list(past)):
         # Put it again, so that it stays even if its run is pruned at this moment.
         data = await base.store.blobs.get(blob)
         if data is None:
             raise Corrupt(f"the blob {blob}", "it is missing", run_id)
         await base.store.blobs.put(data)
-    return await base.append(create(run_id, past))
 
 
 _HINTS = {
@@ -524,6 +563,7 @@ def _check_values(id: str, batches: Sequence[Batch], values: Mapping[str, Value]
                 raise ForkRefused(id, f"the value of {event.op} does not fit: {wrong[0]} {wrong[1]}", _OTHER_VALUE)
 
 
+_UPDATED = "update_state() continues it as a new incarnation"
 _OTHER_VALUE = "Give a value of the type that the code reads there"
 
 

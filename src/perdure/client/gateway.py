@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+import msgspec
+
 from perdure.client.base import StoreClient
 from perdure.engine.turns import EXTERNAL_EVENTS, wait_for_turn
 from perdure.errors import PerdureError
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Succession, Undecided, events_of
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
 from perdure.kernel.step_records import Missed
@@ -149,7 +151,11 @@ class StoreGateway(RunGateway):
             return Decided(Accepted() if events is not None else cast("V", verdict))
         # What is in memory is ahead of the store until this is accepted.
         states.forget(run_id)
-        if not await base.append(extend(state, events, base.clock.now())):
+        append = extend(state, events, base.clock.now())
+        if isinstance(verdict, Succession):
+            begun = extend(RunState(verdict.next.run_id), verdict.next.events, state.at)
+            append = msgspec.structs.replace(append, starts=[begun])
+        if not await base.append(append):
             return UNDECIDED
         states.remember(state)
         if state.finished is not None:

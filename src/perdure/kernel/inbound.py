@@ -32,6 +32,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import SignalKey, address
+from perdure.kernel.plan import Start
 from perdure.kernel.state import REDACTED, OpenOp, RunState
 from perdure.kernel.values.failures import Failure
 
@@ -68,6 +69,16 @@ class AlreadyFinished(msgspec.Struct, frozen=True):
 
 
 Events = Sequence[AnyEvent]
+
+
+class Succession(list[AnyEvent]):
+    """Events that end a run, and the next one, which begins in the same commit."""
+
+    def __init__(self, events: Events, next: Start) -> None:
+        super().__init__(events)
+        self.next = next
+
+
 # The events to append to a run in this state, or why there are none.
 Decide = Callable[[RunState], Events | V]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar, cast
 
 from perdure.engine.driver import Driver, NotKnown
-from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Succession, Undecided, events_of
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.residency import ACTIVE, WARM
 from perdure.orchestrator.session import Session
@@ -58,6 +58,8 @@ class Inbox:
             events = events_of(verdict)
             if events and run_id in self._runs.of(WARM):
                 self._runs.move(self._runs.slot(run_id), ACTIVE)
+            if isinstance(verdict, Succession):
+                driver.outbox.starts.append(verdict.next)
             # In-memory state may be uncommitted and lose a race; answer only after it is durable.
             durable = driver.accept(*(events or ())) if events or not driver.saved else None
             self._session.acknowledge(driver)

@@ -178,10 +178,11 @@ async def resolve_run(call: Call[shapes.RunQuery, shapes.ResolveBody]) -> Reply:
     return reply_to(verdict)
 
 
-async def retry_run(call: Call[shapes.RunQuery, shapes.ReasonBody]) -> Reply:
+async def retry_run(call: Call[shapes.RunQuery, shapes.RetryBody]) -> Reply:
     """Continue a failed or cancelled run, and keep what succeeded."""
     row = (await target_run(call)).row
-    return await _begun(call, "retried", row, call.service.client.retry(row.run_id, by=call.access.name))
+    retried = call.service.client.retry(row.run_id, max_rounds=call.body.max_rounds, by=call.access.name)
+    return await _begun(call, "retried", row, retried)
 
 
 async def fork_run(call: Call[shapes.RunQuery, shapes.ForkBody]) -> Reply:
@@ -282,7 +283,7 @@ ROUTES = (
     _on_run("cancel", cancel_run, shapes.ReasonBody, shapes.Done),
     _on_run("pause", pause_run, shapes.ReasonBody, shapes.Done),
     _on_run("resume", resume_run, shapes.ReasonBody, shapes.Done),
-    _on_run("retry", retry_run, shapes.ReasonBody, shapes.Started, status=201),
+    _on_run("retry", retry_run, shapes.RetryBody, shapes.Started, status=201),
     _on_run("fork", fork_run, shapes.ForkBody, shapes.Started, status=201),
     _on_run("travel", travel_run, shapes.TravelBody, shapes.Started, status=201, optional=False),
     _on_run("resolve", resolve_run, shapes.ResolveBody, shapes.Done, role="admin"),

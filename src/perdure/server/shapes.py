@@ -554,6 +554,13 @@ class ReasonBody(Body, frozen=True):
     reason: str | None = None
 
 
+class RetryBody(Body, frozen=True):
+    """How many rounds the loops of a graph may have from now on."""
+
+    reason: str | None = None
+    max_rounds: Annotated[int, Meta(ge=1)] | None = None
+
+
 class SignalBody(Body, frozen=True):
     """The payload of a signal. `signal_id` deduplicates it, as an Idempotency-Key does."""
 

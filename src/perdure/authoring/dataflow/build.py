@@ -354,6 +354,7 @@ class _Builder:
         if unknown:
             return  # the cycles that these loops were to explain would be reported, too
         declared = [nodes[name] for name in options.loops]
+        places = {number: place for place, number in reversed(list(enumerate(declared)))}
         cyclic = set[int]()
         work = [0]
         while work:
@@ -366,7 +367,7 @@ class _Builder:
                 if alone and (first not in self._own or first == entry):
                     continue
                 cyclic.update(part)
-                entries = [n for n in declared if n in set(part)]
+                entries = sorted((n for n in part if n in places), key=places.__getitem__)
                 if not entries:
                     if alone and region:
                         continue  # it takes its own value of the last round
@@ -379,8 +380,9 @@ class _Builder:
                 for n in part:
                     self._region[n] = len(self._bodies) - 1
                 work.append(len(self._bodies) - 1)
+        begun = set(self._entries)
         for number in dict.fromkeys(declared):
-            if number in cyclic and number not in self._entries:
+            if number in cyclic and number not in begun:
                 start = self._name(self._entries[self._loops_of(number)[0]])
                 self._problem(
                     self._where(number),
@@ -456,7 +458,9 @@ class _Builder:
             back[entry] = [gate for gate in self._gates[entry] if gate in body]
         if not several and all(len(gates) < 2 for gates in back.values()):
             return
-        guards = self._guards()
+        compared = {number for makers in several.values() for number, _ in makers}
+        compared.update(gate for gates in back.values() if len(gates) > 1 for gate in gates)
+        guards = self._guards(compared)
         for name, makers in several.items():
             clash = _clash([number for number, _ in makers if not self._drafts[number].instead], guards)
             if clash is None:
@@ -482,14 +486,26 @@ class _Builder:
                     f"{self._where(other)}. They may disagree; let one gate decide, or choose between them by a gate",
                 )
 
-    def _guards(self) -> list[frozenset[tuple[int, int]]]:
-        """By node: the choices, as gate and target, without which it does not run."""
+    def _guards(self, compared: Iterable[int]) -> list[frozenset[tuple[int, int]]]:
+        """By node: the choices, as gate and target, without which it does not run.
+
+        Only of gates that may choose between nodes that are `compared`: two targets lead to them.
+        """
+        leading, work = set(compared), list(compared)
+        while work:
+            new = self._before(work.pop()) - leading
+            leading |= new
+            work += new
+        chooses = [
+            not draft.many and sum(self._numbers.get(target, -1) in leading for target in set(draft.targets)) > 1
+            for draft in self._drafts
+        ]
         found: list[frozenset[tuple[int, int]]] = [frozenset()] * len(self._drafts)
         for number in self._in_order():
             back, parts = self._back(number), list[frozenset[tuple[int, int]]]()
             gates = [gate for gate in self._gates[number] if gate not in back]
             if gates:
-                ways = [found[g] if self._drafts[g].many else found[g] | {(g, number)} for g in gates]
+                ways = [found[g] | {(g, number)} if chooses[g] else found[g] for g in gates]
                 parts.append(ways[0].intersection(*ways[1:]))
             for wanted in self._drafts[number].reads:
                 for value in wanted.values if wanted.required else ():
@@ -685,9 +701,20 @@ class _Builder:
             for loop in loops[number]:
                 bodies[loop].append((number, len(before & self._bodies[loop])))
         regions = []
+        slots_of: list[list[int]] = [[] for _ in self._bodies]
+        for slot, of in enumerate(self._slot_region):
+            slots_of[of].append(slot)
+        inner: list[list[int]] = [[] for _ in self._bodies]
+        within: list[list[int]] = [[] for _ in self._bodies]
+        for loop in range(1, len(self._bodies)):
+            inner[self._parents[loop]].append(loop)
+            region = loop
+            while region:
+                region = self._parents[region]
+                within[region].append(loop)
         for region, body in enumerate(self._bodies):
             entry = self._entries[region]
-            slots = tuple(slot for slot, of in enumerate(self._slot_region) if of == region)
+            slots = tuple(slots_of[region])
             taken = nodes[entry].arguments if region else ()
             feeds = {part.slot for argument in taken for part in _carried(argument)}
             regions.append(
@@ -695,9 +722,9 @@ class _Builder:
                     parent=self._parents[region],
                     entry=entry,
                     nodes=tuple(sorted(n for n in body if self._region[n] == region)),
-                    inner=tuple(loop for loop, parent in enumerate(self._parents) if parent == region),
+                    inner=tuple(inner[region]),
                     body=tuple(bodies[region]),
-                    within=tuple(loop for loop in range(1, len(self._bodies)) if self._is_within(loop, region)),
+                    within=tuple(within[region]),
                     gates=tuple(gate for gate in self._gates[entry] if gate in body) if region else (),
                     slots=slots,
                     feeds=tuple(slot for slot in slots if slot in feeds),
@@ -728,12 +755,6 @@ class _Builder:
             jobs=options.jobs,
             in_order=options.in_order,
         )
-
-    def _is_within(self, loop: int, region: int) -> bool:
-        while (loop := self._parents[loop]) > 0:
-            if loop == region:
-                return True
-        return region == 0
 
 
 def _with_last(plan: Plan, node: Node) -> Plan:

@@ -141,9 +141,11 @@ class DataflowExecution:
         codec: Codec,
         past: PatchHistory,
         check_input: Callable[[Raw], object] = lambda input: None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self._plan, self._started, self._codec, self._past = plan, started, codec, past
-        self._check_input = check_input
+        # What callers call inputs, with the names that the plan has for them.
+        self._check_input, self._renamed = check_input, renamed or {}
         self._recorded = started.recorded or {}
         self._structure = ""
         self._at = 0.0
@@ -164,6 +166,8 @@ class DataflowExecution:
         self._rounds = [0] * len(plan.regions)
         self._carry: list[Value | None] = [None] * len(plan.slots)
         self._ready: list[int] = []
+        # Fixed values, encoded, by the identity of their sources.
+        self._fixed: dict[int, Value] = {}
         self._input: dict[str, Value] = {}
         # Open ops, by path; and how many of them end by themselves: steps and children.
         self._open: dict[str, int] = {}
@@ -274,7 +278,7 @@ class DataflowExecution:
         if not self._past.replaying:
             self._check_input(input)
         given = msgspec.json.decode(input, type=dict[str, Raw])
-        self._input = {name: Value(value) for name, value in given.items()}
+        self._input = {self._renamed.get(name, name): Value(value) for name, value in given.items()}
 
     def _apply_step_succeeded(self, event: StepSucceeded) -> None:
         number = self._open.pop(event.op, None)
@@ -621,7 +625,10 @@ class DataflowExecution:
         if isinstance(source, Carried):
             return self._carry[source.slot]
         if isinstance(source, Const):
-            return Value(self._codec.encode_inputs(source.value, "a bound value"))
+            fixed = self._fixed.get(id(source))
+            if fixed is None:
+                fixed = self._fixed[id(source)] = Value(self._codec.encode_inputs(source.value, "a bound value"))
+            return fixed
         if isinstance(source, Collect):
             found = [self._find(one) for one in source.parts]
             every = [value for value in found if value is not None]

@@ -7,6 +7,7 @@ A map with few items begins them itself. One with many begins *chunks* of them, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 
 import msgspec
 from msgspec import Raw
@@ -86,7 +87,9 @@ def most_failures(mapped: Mapped, count: int) -> int:
         return 0
     if mapped.tolerate is None:
         return count
-    return int(mapped.tolerate * count) if isinstance(mapped.tolerate, float) else mapped.tolerate
+    if isinstance(mapped.tolerate, float):
+        return int(Fraction(repr(mapped.tolerate)) * count)  # as it is written: 0.29 of 100 are 29
+    return mapped.tolerate
 
 
 def window_of(node: Node) -> int:

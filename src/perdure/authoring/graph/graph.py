@@ -101,7 +101,7 @@ class Graph(DataflowProgram, Generic[P, R]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Graph[..., Any], nodes: Iterable[Member], *, output: str, **options: Unpack[GraphOptions]
+        self: Graph[..., Any], nodes: Iterable[Member], *, output: str | Program, **options: Unpack[GraphOptions]
     ) -> None: ...
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         return drafts if self._kept is None else tuple(_without(draft, self._kept) for draft in drafts)
 
     def _build(self, drafts: tuple[Draft, ...]) -> None:
-        self.__dict__.pop("structure", None)
+        _forget(self)
         built = build(drafts, self._options)
         self._built: Built = built
         self.plan: Plan = built.plan
@@ -175,7 +175,11 @@ class Graph(DataflowProgram, Generic[P, R]):
         self.plan = _ruled(self.plan, self.rules)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
         # Inputs that answer questions before they are asked.
-        self.answers = {node.outputs[0]: node.question.answer for node in self.plan.nodes if node.question is not None}
+        self.answers = {
+            self._input_names.get(node.outputs[0], node.outputs[0]): node.question.answer
+            for node in self.plan.nodes
+            if node.question is not None
+        }
         for name, answer in self.answers.items():
             self._needed.setdefault(name, Needed(answer, False))
         self.dataflow = Dependence(self.plan, self._input_names)
@@ -197,11 +201,11 @@ class Graph(DataflowProgram, Generic[P, R]):
     @property
     def inputs(self) -> Inputs:
         """What it is called with."""
-        bound = self._options.bound
+        bound = {self._input_names.get(name, name): value for name, value in self._options.bound.items()}
         return Inputs(
             {name: needed.type for name, needed in self._needed.items() if needed.required},
             {name: needed.type for name, needed in self._needed.items() if not needed.required and name not in bound},
-            dict(bound),
+            bound,
         )
 
     @property
@@ -247,7 +251,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         bound = {**self._options.bound, **{inner.get(name, name): value for name, value in values.items()}}
         return self._with("bind", _options=msgspec.structs.replace(self._options, bound=bound))
 
-    def select(self, *names: str) -> Self:
+    def select(self, *names: str) -> Graph[..., Any]:
         """The part of the graph that these values need, with them as its result."""
         inner = {external: internal for internal, external in self._output_names.items()}
         wanted = [inner.get(one, one) for one in map(name_of, names)]
@@ -264,7 +268,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         )
         return self._narrowed("select", drafts, kept, options, None if not single else self._output)
 
-    def with_entrypoint(self, *nodes: Named) -> Self:
+    def with_entrypoint(self, *nodes: Named) -> Graph[..., R]:
         """The part of the graph that begins at these nodes; what they take of nodes before them is an input then."""
         names = [name_of(one) for one in nodes]
         drafts = self._drafts()
@@ -283,7 +287,9 @@ class Graph(DataflowProgram, Generic[P, R]):
         if problems:
             raise GraphInvalid(problems)
 
-    def _narrowed(self, method: str, drafts: Iterable[Draft], kept: set[str], options: Options, output: Any) -> Self:
+    def _narrowed(
+        self, method: str, drafts: Iterable[Draft], kept: set[str], options: Options, output: Any
+    ) -> Graph[..., Any]:
         drafts = [draft for draft in drafts if draft.node.name in kept]
         loops = tuple(name for name in options.loops if name in kept)
         taken = {value for draft in drafts for wanted in draft.reads for value in wanted.values}
@@ -293,9 +299,10 @@ class Graph(DataflowProgram, Generic[P, R]):
         members = tuple(member for name, member in self.nodes.items() if name in kept)
         return self._with(method, _kept=kept, _members=members, _options=options, _output=output, _given=None)
 
-    def rename_inputs(self, **names: str) -> Self:
+    def rename_inputs(self, **names: str) -> Graph[..., R]:
         """The graph with other names for its inputs: `rename_inputs(query="question")`."""
-        return self._with("rename_inputs", _input_names=self._renamed(self._input_names, names, self._needed, "inputs"))
+        renamed = self._renamed(self._input_names, names, self._needed, "inputs")
+        return self._with("rename_inputs", _input_names=renamed, _given=None)
 
     def rename_outputs(self, **names: str) -> Self:
         """The graph with other names for the values of its result: `rename_outputs(answer="reply")`."""
@@ -422,9 +429,12 @@ class Graph(DataflowProgram, Generic[P, R]):
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs of a call by name. Raises TypeError for a call that does not fit."""
         if self._given is not None:
-            bound = inspect.Signature(list(self._given)).bind(*args, **kwargs)
-            bound.apply_defaults()
-            return dict(bound.arguments)
+            call = inspect.Signature(list(self._given)).bind(*args, **kwargs)
+            given = set(call.arguments)
+            call.apply_defaults()
+            # A default of the signature gives way to a value that is bound.
+            bound = {self._input_names.get(name, name) for name in self._options.bound} - given
+            return {name: value for name, value in call.arguments.items() if name not in bound}
         if args:
             raise TypeError(f"{self.name}() takes its inputs by name: {self.name}{self.signature}")
         for name in kwargs:
@@ -466,14 +476,14 @@ class Graph(DataflowProgram, Generic[P, R]):
         self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
     ) -> DataflowExecution:
         """A fresh execution of its plan."""
-        if self._input_names:
-            inner = {external: internal for internal, external in self._input_names.items()}
-            given = msgspec.json.decode(started.input, type=dict[str, Raw] | list[Raw])
-            if isinstance(given, dict):
-                renamed = msgspec.json.encode({inner.get(name, name): value for name, value in given.items()})
-                self.check_input(started.input, codec)
-                return DataflowExecution(self.plan, msgspec.structs.replace(started, input=Raw(renamed)), codec, past)
-        return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec))
+        inner = {external: internal for internal, external in self._input_names.items()}
+        return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec), inner)
+
+
+def _forget(copied: Program) -> None:
+    """Drop what a copy of a program has computed for the original."""
+    for cached in ("structure", "_batches"):
+        copied.__dict__.pop(cached, None)
 
 
 def _ruled(plan: Plan, rules: Rules) -> Plan:
@@ -484,6 +494,7 @@ def _ruled(plan: Plan, rules: Rules) -> Plan:
     for node in plan.nodes:
         if node.program is not None:
             nested, before = copy.copy(node.program), node.program.rules
+            _forget(nested)
             nested.rules = Rules(combine((before, rules)), before.replaces or rules.replaces)
             if isinstance(nested, Graph):
                 nested.plan = _ruled(nested.plan, rules)
@@ -530,6 +541,8 @@ def _results(output: Any) -> dict[str, Any]:
         return {}
     if isinstance(output, str):
         return {"results": (output,), "single": True}
+    if not isinstance(output, type) and isinstance(output, Program):
+        return {"results": (output.name,), "single": True}
     if isinstance(output, Step):
         names = output.outputs if isinstance(output, Node) else None
         names = (name_of(output),) if names is None else names

@@ -473,12 +473,14 @@ class NodeDecorator:
         """The node of a function, a step or a program; its annotations are resolved `depth` frames above."""
         if isinstance(given, Gate):
             raise TypeError(f"node({given.name}): it is a node already; give its options to @route")
-        if isinstance(given, InterruptNode) and self._options:
-            raise TypeError(f"node({given.name}, {next(iter(self._options))}=...): a question has no such option")
+        options = [*self._options, *(["version"] if self._version else [])]
+        if isinstance(given, InterruptNode | ProgramNode) and options:
+            kind = "a question" if isinstance(given, InterruptNode) else "a program"
+            raise TypeError(f"node({given.name}, {options[0]}=...): {kind} has no such option")
         # A protocol is slow to check: the other kinds come first.
         if not isinstance(given, Step) and isinstance(given, Program):
-            if self._options:
-                raise TypeError(f"node({given.name}, {next(iter(self._options))}=...): a program has no such option")
+            if options:
+                raise TypeError(f"node({given.name}, {options[0]}=...): a program has no such option")
             parts = getattr(given, "parts", {})
             place = _line(sys._getframe(depth))
             return ProgramNode(given, self._wired(given.name), self._outputs, place, parts)
@@ -608,8 +610,8 @@ def _target(target: Any) -> str | None:
 
 
 def _chosen(result: Any, targets: Iterable[str | None], gate: str, many: bool) -> str | None:
-    chosen: Any = None if result is END else result if isinstance(result, str) else getattr(result, "name", _UNSET)
-    if isinstance(result, Step | Gate):
+    chosen: Any = None if result is END else result if isinstance(result, str) else _UNSET
+    if isinstance(result, Step | Gate | Program):
         chosen = name_of(result)
     if chosen not in targets:
         valid = ", ".join("END" if target is None else repr(target) for target in targets)
@@ -630,7 +632,7 @@ def interrupt(
     *,
     answer: type[T],
     timeout: float | timedelta | None = None,
-    on_timeout: Any = ...,
+    on_timeout: T = ...,
     approvers: Sequence[str] = (),
     name: str | None = None,
     inputs: Sources | None = None,

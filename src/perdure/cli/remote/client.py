@@ -182,7 +182,7 @@ class RemoteClient(Client):
 
     async def retry(self, id: str, *, max_rounds: int | None = None, by: str | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run."""
-        return self._begun(await self._told(id, "retry", {}))
+        return self._begun(await self._told(id, "retry", {} if max_rounds is None else {"max_rounds": max_rounds}))
 
     def _begun(self, said: Any) -> RunHandle[Any]:
         return self._handles.of(said["id"], said["run_id"], None)
