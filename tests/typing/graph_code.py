@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict, assert_type
+from typing import Any, TypedDict, assert_type  # noqa: F401 - named in a text
 
 from perdure import Engine, RunResult, step, workflow
 from perdure.graph import END, Graph, Items, Outputs, ifelse, interrupt, node, route
