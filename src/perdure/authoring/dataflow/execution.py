@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 import msgspec
@@ -141,11 +142,11 @@ class DataflowExecution:
         codec: Codec,
         past: PatchHistory,
         check_input: Callable[[Raw], object] = lambda input: None,
-        renamed: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._plan, self._started, self._codec, self._past = plan, started, codec, past
         # What callers call inputs, with the names that the plan has for them.
-        self._check_input, self._renamed = check_input, renamed or {}
+        self._check_input, self._renamed = check_input, renamed
         self._recorded = started.recorded or {}
         self._structure = ""
         self._at = 0.0
@@ -167,7 +168,7 @@ class DataflowExecution:
         self._carry: list[Value | None] = [None] * len(plan.slots)
         self._ready: list[int] = []
         # Fixed values, encoded, by the identity of their sources.
-        self._fixed: dict[int, Value] = {}
+        self._fixed: dict[int, Value] | None = None
         self._input: dict[str, Value] = {}
         # Open ops, by path; and how many of them end by themselves: steps and children.
         self._open: dict[str, int] = {}
@@ -625,10 +626,11 @@ class DataflowExecution:
         if isinstance(source, Carried):
             return self._carry[source.slot]
         if isinstance(source, Const):
-            fixed = self._fixed.get(id(source))
-            if fixed is None:
-                fixed = self._fixed[id(source)] = Value(self._codec.encode_inputs(source.value, "a bound value"))
-            return fixed
+            if self._fixed is None:
+                self._fixed = {}
+            if id(source) not in self._fixed:
+                self._fixed[id(source)] = Value(self._codec.encode_inputs(source.value, "a bound value"))
+            return self._fixed[id(source)]
         if isinstance(source, Collect):
             found = [self._find(one) for one in source.parts]
             every = [value for value in found if value is not None]
@@ -653,34 +655,31 @@ class DataflowExecution:
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
     def _call(
-        self, number: int, node: Node, op: str, arguments: dict[str, Value], given: dict[str, Value] | None = None
-    ) -> None:
-        """Command a step or a child, which is `given` its arguments with lists in place of references to items."""
-        if self._past.begun and not self._past.began(op):
-            if node.mapped is not None:
-                self._check_item(node, op, arguments)
-            else:
-
-                def command(unread: Readers) -> None:
-                    self._command(number, node, op, arguments, given, unread)
-
-                self._with_readable(number, op, node.arguments, arguments, command)
-                return
-        self._command(number, node, op, arguments, given)
-
-    def _command(
         self,
         number: int,
         node: Node,
         op: str,
         arguments: dict[str, Value],
-        given: dict[str, Value] | None,
-        unread: Readers = (),
+        given: dict[str, Value] | None = None,
+        unread: Readers | None = None,
     ) -> None:
+        """Command a step or a child, which is `given` its arguments with lists in place of references to items.
+
+        `unread`: see `_with_readable`; None before that has seen to it.
+        """
+        if unread is None and self._past.begun and not self._past.began(op):
+            if node.mapped is None:
+
+                def call(late: Readers) -> None:
+                    self._call(number, node, op, arguments, given, late)
+
+                self._with_readable(number, op, node.arguments, arguments, call)
+                return
+            self._check_item(node, op, arguments)
         self._open[op] = number
         self._running += 1
         if node.program is None:
-            self._commands.append(self._run_step(node, op, arguments, unread))
+            self._commands.append(self._run_step(node, op, arguments, unread or ()))
             return
         rows, named = node.mapped is not None and node.mapped.rows, node.program.by_name
         self._commands.append(

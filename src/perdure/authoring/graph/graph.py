@@ -476,8 +476,14 @@ class Graph(DataflowProgram, Generic[P, R]):
         self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY
     ) -> DataflowExecution:
         """A fresh execution of its plan."""
+
+        def check(input: Raw) -> object:
+            return self.check_input(input, codec)
+
+        if not self._input_names:
+            return DataflowExecution(self.plan, started, codec, past, check)
         inner = {external: internal for internal, external in self._input_names.items()}
-        return DataflowExecution(self.plan, started, codec, past, lambda input: self.check_input(input, codec), inner)
+        return DataflowExecution(self.plan, started, codec, past, check, inner)
 
 
 def _forget(copied: Program) -> None:
