@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from perdure.authoring.code.bytecode import instructions
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.policies.rules import StepNames
 
@@ -208,7 +209,7 @@ def instructions_of(code: CodeType) -> tuple[dis.Instruction, ...]:
 # Equal code may stand at other columns: the table of its lines tells the two apart.
 @functools.lru_cache(maxsize=128)
 def _instructions(code: CodeType, linetable: bytes) -> tuple[dis.Instruction, ...]:
-    return tuple(dis.get_instructions(code))
+    return tuple(instructions(code))
 
 
 def is_users(module: str) -> bool:

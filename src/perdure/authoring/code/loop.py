@@ -23,6 +23,7 @@ from contextvars import Context, copy_context
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from perdure.authoring.code.bytecode import instructions
 from perdure.errors import NotDurable
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.values.raised import pressed
@@ -621,28 +622,27 @@ _ENDS = frozenset({"GET_AWAITABLE", "YIELD_VALUE", "LIST_APPEND", "SET_ADD", "MA
 
 @functools.lru_cache(64)
 def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return list(dis.get_instructions(code))
+    return list(instructions(code))
 
 
 def _forgets(code: CodeType, at: int) -> tuple[bool, bool]:
     """Whether what follows a call does without awaiting what it returned, and whether it says that this is meant."""
-    instructions = _instructions(code)
-    rest = [one for one in instructions if one.offset > at]
+    found = _instructions(code)
+    rest = [one for one in found if one.offset > at]
     if not rest:
         return False, False
     # A name that begins with `_`, for the call or for what it is part of, says that this is meant.
     end = next(one for one in rest if one.opname in _ENDS or one.opname.startswith(("STORE_", "JUMP", "POP_")))
     meant = end.opname in _STORES and str(end.argval).startswith("_")
     # So does ensure_future(), which returns the call of a step as it is.
-    before = [one for one in instructions if one.offset < at][-8:]
+    before = [one for one in found if one.offset < at][-8:]
     meant |= any(one.argval == "ensure_future" for one in before) and rest[0].opname not in (*_STORES, "POP_TOP")
     if rest[0].opname not in _STORES:
         return rest[0].opname in _FORGETTING, meant
     # Kept under a name that is never read.
     name = str(rest[0].argval)
-    names = {one.argval for one in instructions if one.opname.startswith(("LOAD_", "MAKE_CELL", "COPY_FREE"))}
-    pairs = {part for one in instructions if isinstance(one.argval, tuple) for part in one.argval}  # from 3.13 on
-    return not meant and name not in names and name not in pairs, meant
+    names = {one.argval for one in found if one.opname.startswith(("LOAD_", "MAKE_CELL", "COPY_FREE"))}
+    return not meant and name not in names, meant
 
 
 def user_line(frame: FrameType | None) -> str:

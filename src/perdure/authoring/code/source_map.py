@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dis import Instruction
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FRO
 _MAKES_TEXT = {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING", "BINARY_OP"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
 # What the variables of an inner function are loaded with before it is made, and functions inside a function are.
-_OF_CLOSURES = {"LOAD_CLOSURE", "BUILD_TUPLE", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF"}
+_OF_CLOSURES = {"LOAD_CLOSURE", "BUILD_TUPLE", "LOAD_FAST", "LOAD_DEREF"}
 # What leaves the value that was loaded last as it is.
 _SAME = {"CACHE", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP", "COPY", "SWAP", "PRECALL"}
 # The most lines, and one more, that a decorator of a step is expected to take.
@@ -265,6 +266,7 @@ class _SourceWalk(Walk):
                 if (
                     one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK")
                     and name in local
+                    and not _is_of_closure(one, code)
                     and line is not None
                     and not passed
                 ):
@@ -420,9 +422,15 @@ def _passed_on(code: CodeType) -> Iterator[CodeType]:
             left = 0
             if isinstance(one.argval, CodeType):
                 yield one.argval
-        elif left and one.opname != "LOAD_CLOSURE" and one.argval in inner:
+        elif left and one.argval in inner and not _is_of_closure(one, code):
             left = 0
             yield inner[one.argval]
+
+
+def _is_of_closure(one: Instruction, code: CodeType) -> bool:
+    """Whether an instruction loads a variable for an inner function, and not its value."""
+    is_cell = one.argval in code.co_cellvars or one.argval in code.co_freevars
+    return one.opname == "LOAD_CLOSURE" or (one.opname == "LOAD_FAST" and is_cell)  # the latter from 3.13 on
 
 
 def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
