@@ -34,3 +34,28 @@ def test_a_sweep_needs_a_module_with_workflows(cli: Cli) -> None:
     ended = cli("sweep", "empty.py")
     assert ended.code == 2
     assert "has no workflows" in ended.err
+
+
+STORED = """
+perdure: 1
+name: stored
+inputs: {n: integer}
+steps:
+  - {id: doubled, use: "python:doubling.double", with: {n: "${{ input.n }}"}}
+"""
+
+
+async def test_a_folder_without_files_serves_the_flows_in_the_store(cli: Cli) -> None:
+    cli.write("doubling.py", "def double(n: int) -> int:\n    return 2 * n\n")
+    cli.write("perdure.yaml", "flows: {python: [doubling]}\n")
+    cli.write("stored.yaml", STORED).rename(cli.folder / "elsewhere.yaml")
+    (cli.folder / "flows").mkdir()
+    assert (await asyncio.to_thread(cli, "flow", "deploy", "elsewhere.yaml", "--store", cli.url)).code == 0
+    (cli.folder / "elsewhere.yaml").unlink()
+    async with connect(cli.url) as client:
+        await client.start(call("stored", n=21), id="r")
+        swept = await asyncio.to_thread(cli, "sweep", "flows", "--store", cli.url, "--json")
+        assert swept.json["runs"] == 1
+        view = await client.get("r")
+        assert view is not None
+        assert view.output == {"doubled": 42}

@@ -9,10 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.assembly import Engine
-from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, engine_options
 from perdure.cli.output import note, write_json
-from perdure.cli.targets import load
+from perdure.cli.targets import load_served
 
 
 def sweep(
@@ -27,9 +26,7 @@ def sweep(
     json: AsJson = False,
 ) -> int:
     """Execute what is due, and exit: for cron jobs and serverless hosts."""
-    target = load(module)
-    if not target.programs and not target.steps:
-        raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    target = load_served(module)
     options = engine_options(store, target.queues)
     engine = Engine(
         store,

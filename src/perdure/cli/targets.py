@@ -114,6 +114,22 @@ def load(place: str) -> Target:
     )
 
 
+def load_served(place: str) -> Target:
+    """What a worker serves: as `load`, and a folder for flows may have none yet. Raises Problem if there is nothing."""
+    if is_for_flows(place):
+        search_here()  # functions of flows in the store
+        return _of_flows(place, flow_files(place))
+    target = load(place)
+    if not target.programs and not target.steps:
+        raise Problem(f"{place} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    return target
+
+
+def is_for_flows(place: str) -> bool:
+    """Whether a target is a folder without modules: files of flows, or none, and then flows in the store are served."""
+    return os.path.isdir(place) and not any(name.endswith(".py") for name in os.listdir(place))
+
+
 def search_here() -> None:
     """Let functions of flows be found in the current directory, as modules are."""
     if os.getcwd() not in sys.path:

@@ -16,7 +16,7 @@ from perdure.cli.engines import ModuleEngine, engine_of
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, seconds, settings
 from perdure.cli.output import log_to_stderr, note
-from perdure.cli.targets import Target, flow_files, load
+from perdure.cli.targets import Target, flow_files, is_for_flows, load_served
 from perdure.errors import UsageError
 from perdure.logs import log
 from perdure.telemetry.listener import Address, MetricsListener, address_of
@@ -64,9 +64,7 @@ def worker(
         raise Problem(
             "name the module whose workflows to execute: perdure worker flows.py, or `module: flows` in the settings"
         )
-    target = load(module)
-    if not target.programs and not target.steps:
-        raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    target = load_served(module)
     log_to_stderr(log_level)
     given = {
         "name": name,
@@ -152,7 +150,7 @@ async def _serve(made: ModuleEngine, target: Target) -> None:
 
 async def _follow(engine: Engine, target: Target) -> None:
     """Serve changed files of flows, if flows are what it serves."""
-    if flow_files(target.source):
+    if flow_files(target.source) or is_for_flows(target.source):
         from perdure.cli.flow_watch import follow
 
         await follow(engine, target)
@@ -186,7 +184,7 @@ class _Signals:
 def _introduction(made: ModuleEngine, target: Target) -> str:
     engine, serves = made.engine, made.serves
     names = {program.name for program in target.programs.values()} | {f"step {step.name}" for step in target.steps}
-    programs = ", ".join(sorted(names))
+    programs = ", ".join(sorted(names)) or "the flows in the store"
     what = "all runs" if serves is None else f"the queue{'s' * (len(serves) > 1)} {', '.join(serves)}"
     limits = "".join(f"\n  queue {queue.name}: {queue}" for queue in made.queues)
     return f"{engine.name} serves {what} of {programs} in {engine.store.url}; Ctrl-C stops it{limits}"
