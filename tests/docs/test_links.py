@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.telemetry.catalogue import CATALOGUE
+from perdure.telemetry import event_names
+from perdure.telemetry.catalogue import CATALOGUE, SPAN_ATTRIBUTES
 from tests.docs.markdown import DOCS, ROOT, prose
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -60,7 +61,7 @@ def test_public_names_that_are_named_exist(document: Path) -> None:
         "schedule",
         *perdure.__all__,
         *(path.stem for path in (ROOT / "src" / "perdure").iterdir()),
-        *(metric.name.split(".")[1] for metric in CATALOGUE),
+        *(name.split(".")[1] for name in (*(metric.name for metric in CATALOGUE), *SPAN_ATTRIBUTES, *event_names())),
     }
     assert [found for found in named if found not in known] == []
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.telemetry.catalogue import table
+from perdure.telemetry import event_names
+from perdure.telemetry.catalogue import SPAN_ATTRIBUTES, table
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "telemetry.md"
@@ -17,6 +18,12 @@ def written() -> str:
 
 def test_the_guide_has_the_metrics_of_the_catalogue() -> None:
     assert PAGE.read_text(encoding="utf-8") == written(), "python -m tests.docs.test_telemetry writes it"
+
+
+def test_the_guide_has_every_event_and_every_attribute_of_spans() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [name for name in event_names() if f"`{name}`" not in text] == []
+    assert [name for name in SPAN_ATTRIBUTES if f"`{name}`" not in text] == []
 
 
 if __name__ == "__main__":

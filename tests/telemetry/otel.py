@@ -12,6 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 
+from perdure.telemetry.catalogue import SPAN_ATTRIBUTES
+
 
 class Collected:
     """What was exported."""
@@ -69,6 +71,7 @@ def attribute(span: ReadableSpan, name: str) -> Any:
 def assert_whole(spans: Iterable[ReadableSpan], remote: Iterable[tuple[int, int]] = ()) -> None:
     """Every parent was exported, or is one of `remote`; and no id stands for two facts."""
     spans = [*spans]
+    assert {name for span in spans for name in span.attributes or {}} <= {*SPAN_ATTRIBUTES}
     known = ids(spans) | {*remote}
     lost = [span.name for span in spans if (parent := parent_of(span)) is not None and parent not in known]
     assert not lost, f"the parents of these were never exported: {lost}"

@@ -108,6 +108,32 @@ CATALOGUE = (
     Metric("perdure.build.info", "gauge", "1", ("version", "store", "python"), "Always 1."),
 )
 
+# Attributes of spans. Names of spans have few values; these tell runs apart.
+SPAN_ATTRIBUTES = (
+    "perdure.run.id",
+    "perdure.run.run_id",
+    "perdure.run.incarnation",
+    "perdure.run.status",
+    "perdure.run.steps",
+    "perdure.run.attempts",
+    "perdure.run.stretches",
+    "perdure.run.worked",
+    "perdure.run.waited",
+    "perdure.run.queued",
+    "perdure.program.name",
+    "perdure.program.version",
+    "perdure.op.path",
+    "perdure.step.name",
+    "perdure.step.attempt",
+    "perdure.step.key",
+    "perdure.queue.name",
+    "perdure.orchestrator.name",
+    "perdure.orchestrator.epoch",
+    "code.file.path",
+    "code.line.number",
+    "error.type",
+)
+
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
 
