@@ -33,7 +33,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-flow demo-ui test test-fast lint types imports compiled pytest ui ui-check chromium soak services bench bench-peers bench-postgres test-all format api stubs lock clean
+.PHONY: help setup demo demo-flow demo-ui pictures test test-fast lint types imports compiled pytest ui ui-check chromium soak services bench bench-peers bench-postgres test-all format api stubs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ demo: $(INSTALLED) ## watch a run survive the death of its process
 
 demo-flow: $(INSTALLED) ## the same with a flow of three jobs
 	@$(BIN)/perdure demo --flow
+
+pictures: $(INSTALLED) # those of the dashboard in docs/pictures, taken again
+	@$(BIN)/python -m tests.ui.pictures
 
 demo-ui: $(INSTALLED) ## look at a store with living examples in the dashboard
 	@$(BIN)/python -m tests.ui.demo
