@@ -53,7 +53,7 @@ async def test_a_folder_without_files_serves_the_flows_in_the_store(cli: Cli) ->
     assert (await asyncio.to_thread(cli, "flow", "deploy", "elsewhere.yaml", "--store", cli.url)).code == 0
     (cli.folder / "elsewhere.yaml").unlink()
     async with connect(cli.url) as client:
-        await client.start(call("stored", n=21), id="r")
+        _ = await client.start(call("stored", n=21), id="r")
         swept = await asyncio.to_thread(cli, "sweep", "flows", "--store", cli.url, "--json")
         assert swept.json["runs"] == 1
         view = await client.get("r")
