@@ -147,6 +147,68 @@ def test_settings_of_stepflow_are_no_flow(text: str) -> None:
         translated(text.encode())
 
 
+SCHEDULER = """\
+timezone: Europe/Berlin
+items:
+  - {id: nightly, cron: "0 3 * * *", flow_yaml: flows/etl.yaml, misfire_grace_time: 60}
+  - id: hourly
+    cron: "0 * * * *"
+    flow_yaml: flows/sync.yaml
+    flow_job: pull
+    bundle_manifest: bundle.yaml
+"""
+PROFILES = """\
+prod:
+  config: {host: db.example.com, password: c2VjcmV0}
+  options: {timeout: 5}
+  decode: {config: {password: true}}
+dev: {config: {host: localhost}}
+"""
+
+
+def test_schedules_and_profiles_of_aetherflow_are_told_with_where_they_are_written_here() -> None:
+    with pytest.raises(FlowInvalid) as caught:
+        translated(SCHEDULER.encode())
+    assert [(one.line, one.column, one.code) for one in caught.value.problems] == [(3, 5, "F040"), (4, 5, "F040")]
+    first, second = (one.message for one in caught.value.problems)
+    expected = 'schedules: [{id: "nightly", cron: "0 3 * * *", timezone: "Europe/Berlin", catch_up: "one"}]'
+    assert f"write it in flows/etl.yaml, as {expected}" in first
+    assert second.endswith("bundle_manifest and flow_job have no counterpart")
+    with pytest.raises(FlowInvalid) as caught:
+        translated(PROFILES.encode())
+    assert [(one.line, one.column, one.code) for one in caught.value.problems] == [(1, 1, "F040"), (5, 1, "F040")]
+    assert 'profiles: {"prod": {resources: {NAME: {host: ..., password: ..., timeout: ...}}}}' in str(caught.value)
+    assert "c2VjcmV0" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "items: []\ntimezone: UTC\n",
+        "items: [1, {cron: x}]\n",
+        "items: {a: {cron: x, flow_yaml: y}}\n",
+        "a: {config: 1}\nb: 2\n",
+        "a: {}\n",
+        "a: [config]\n",
+    ],
+)
+def test_what_only_resembles_a_file_of_aetherflow_is_no_flow(text: str) -> None:
+    assert translated(text.encode())[1] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "items: [{cron: 1, flow_yaml: [2], id: {}}]\ntimezone: 3\n",
+        "a: {config: {x: 1}, decode: 3}\n",
+        "a: {options: 2}\n",
+    ],
+)
+def test_files_of_aetherflow_with_anything_in_them_are_told(text: str) -> None:
+    with pytest.raises(FlowInvalid, match="F040"):
+        translated(text.encode())
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

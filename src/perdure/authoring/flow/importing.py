@@ -13,11 +13,13 @@ from typing import Literal
 
 from perdure.authoring.flow.definition import RESERVED, VERSION
 from perdure.authoring.flow.expressions import KEYWORDS, Path
-from perdure.authoring.flow.tree import Item, Problems, made, text
+from perdure.authoring.flow.tree import Item, Problems, elements, fields, made, text
 
 Engine = Literal["stepflow", "aetherflow"]
 # Something that is not translated, and something that is left out or called otherwise.
 TODO, LEFT_OUT = "F040", "F041"
+# A profile of Aetherflow has some of these keys.
+_PROFILE = frozenset({"config", "options", "decode"})
 # Files of Stepflow that are no flows have these keys.
 _SETTINGS = frozenset({"storageConfig", "leaseManager", "recovery", "plugins", "routes"})
 
@@ -51,7 +53,42 @@ def native(root: Item, problems: Problems) -> Item:
     if isinstance(root.value, dict) and root.value and root.value.keys() <= _SETTINGS:
         problems.add(root.mark, "F002", "these are settings of Stepflow, and no flow; give the file as --config")
         problems.stop()
+    _refuse_beside(root, problems)
     return root
+
+
+def _refuse_beside(root: Item, problems: Problems) -> None:
+    """Note what files that Aetherflow has beside flows say, each part with where it is written here."""
+    items = elements(fields(root).get("items"))
+    if items and all({"cron", "flow_yaml"} <= fields(one).keys() for one in items):
+        zone = _said(root, "timezone")
+        for one in items:
+            given = [f"{key}: {json.dumps(value)}" for key, value in _schedule(one, zone).items()]
+            left = sorted(fields(one).keys() & {"flow_job", "bundle_manifest"})
+            more = f"; {' and '.join(left)} {'has' if len(left) == 1 else 'have'} no counterpart" if left else ""
+            said = f"write it in {_said(one, 'flow_yaml')}, as schedules: [{{{', '.join(given)}}}]{more}"
+            problems.add(one.mark, TODO, f"this is a schedule of Aetherflow: {said}")
+    parts = fields(root).values()
+    if parts and all(fields(one) and fields(one).keys() <= _PROFILE for one in parts):
+        for name, one in root.value.items():
+            keys = [key for part in ("config", "options") for key in fields(fields(one).get(part))]
+            said = f"{json.dumps(name)}: {{resources: {{NAME: {{{', '.join(f'{key}: ...' for key in keys)}}}}}}}"
+            problems.add(root.keys[name], TODO, f"this is a profile of Aetherflow: write it as profiles: {{{said}}}")
+    problems.stop()
+
+
+def _schedule(item: Item, zone: str) -> dict[str, str]:
+    """The keys of a schedule here that says what one of Aetherflow does."""
+    given = {"id": _said(item, "id"), "cron": _said(item, "cron"), "timezone": zone}
+    if "misfire_grace_time" in fields(item):
+        given["catch_up"] = "one"
+    return {key: value for key, value in given.items() if value}
+
+
+def _said(item: Item, key: str) -> str:
+    """The text of a key; empty if it has none."""
+    value = fields(item)[key].value if key in fields(item) else ""
+    return value if isinstance(value, str) else ""
 
 
 # --- trees ----------------------------------------------------------------------------------------------------------
