@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -29,7 +30,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.plan import Call, adopt, failed, plan, wake
+from perdure.kernel.plan import Call, Plan, adopt, begin_step, failed, plan, wake
 from perdure.kernel.policies.retry import Retry, backoff
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure
@@ -460,3 +461,36 @@ def test_timers_that_are_due_together_with_the_deadline_lose_to_it() -> None:
     machine.begin()
     machine.wait()
     assert machine.state.status is RunStatus.FAILED
+
+
+SAMPLES: dict[str, Any] = {
+    "name": "other",
+    "retry": Retry(attempts=3),
+    "on_failure": "skip",
+    "prefixes": ("", "a"),
+    "types": (("a", int),),
+    "returns": int,
+    "errors": {"Boom": ValueError},
+    "stream": None,
+    "sent": (("timeout", 1.0),),
+    "secrets": (("a", ()),),
+}
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(StepSpec)])
+def test_a_step_that_is_the_only_command_begins_as_it_would_among_others(field: str) -> None:
+    value = SAMPLES.get(field)
+    if value is None:
+        default = next(one for one in dataclasses.fields(StepSpec) if one.name == field).default
+        value = {bool: True, str: "given"}.get(type(default), len if field in ("fn", "fallback") else 5.0)
+    changed: dict[str, Any] = {field: value}
+    spec = dataclasses.replace(StepSpec("charge", len), **changed)
+    state = RunState("r1")
+    state.fold(STARTED, 1.0)
+    for refused in (None, BOOM):
+        command = RunStep("charge:0", spec, b"[]", "i[]", source="shop.py:1", refused=refused)
+        whole, begun = plan(state, [command], 2.0), begin_step(command)
+        if begun is not None:
+            assert whole == Plan([begun], [Call(command, 1)], [])
+        else:
+            assert field in ("queue", "version", "function", "record_inputs", "at_most_once") or refused is not None

@@ -100,7 +100,7 @@ def begin_step(command: Command) -> StepStarted | None:
     if type(command) is not RunStep or command.refused is not None:
         return None
     spec = command.spec
-    if spec.queue or spec.version or spec.record_inputs or spec.at_most_once:
+    if spec.queue or spec.version or spec.function or spec.record_inputs or spec.at_most_once:
         return None
     return StepStarted(command.op, 1, command.inputs_hash, command.source, function=spec.function)
 
