@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from perdure import loops
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import ScheduledRuns, schedule_program
@@ -643,7 +644,7 @@ def run(
         )
     termination = Termination()
     try:
-        return asyncio.run(_run(termination, invocation, id, store, programs, progress, resources, options))
+        return loops.run(_run(termination, invocation, id, store, programs, progress, resources, options))
     finally:
         termination.end()
 

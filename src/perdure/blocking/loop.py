@@ -14,6 +14,7 @@ from perdure.engine.threads import waiting_for_perdure
 from perdure.errors import UsageError
 from perdure.inherited import check_main, check_process
 from perdure.logs import log
+from perdure.loops import new_loop
 
 # How long what was cancelled may take to end.
 LEAVE_SECONDS = 5.0
@@ -47,7 +48,7 @@ class Loop:
         if self._loop is not None:
             raise UsageError(f"this {self._owner} is already open; create another one to use two side by side")
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="perdure-loop", daemon=True)
         self._thread.start()

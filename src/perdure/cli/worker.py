@@ -19,6 +19,7 @@ from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, flow_files, is_for_flows, load_served
 from perdure.errors import UsageError
 from perdure.logs import log
+from perdure.loops import new_loop
 from perdure.telemetry.listener import Address, MetricsListener, address_of
 from perdure.termination import LEAVE_SECONDS
 
@@ -88,7 +89,7 @@ def worker(
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """As `asyncio.run`, but a task that a step has made and that calls sys.exit() ends itself and not the worker."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         loop = runner.get_loop()
         asyncio.set_event_loop(loop)
         task = loop.create_task(work)

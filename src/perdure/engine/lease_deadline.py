@@ -37,8 +37,9 @@ class LeaseDeadline:
         self._ends = math.inf
         # In the time of the loop. A process without a lease has no deadline.
         self.until = math.inf
-        # The time that a suspension does not stop: one reading of it says all, if the loop has the usual clock.
-        usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+        # The time that a suspension does not stop: one reading of it says all, if the loop has the usual clock. uvloop
+        # has it too, but reads it once in each turn, and a process may be stopped within one.
+        usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time or _is_uvloop(loop)
         self._boot_time = since_boot if usual else None
 
     def extend(self, until: float, ends: float) -> None:
@@ -76,6 +77,10 @@ class LeaseDeadline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
+    return any(cls.__module__.partition(".")[0] == "uvloop" for cls in type(loop).__mro__)
 
 
 # None where the system does not know it.
