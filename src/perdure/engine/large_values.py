@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     RunStarted,
     blob_of,
     events_in,
+    offloaded_in,
     started_in,
     with_value,
 )
@@ -86,7 +87,7 @@ class Payloads:
 
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches with offloaded values in place, as the program saw them first."""
-        blobs = {blob for event in events_in(batches) if (blob := blob_of(event))}
+        blobs = offloaded_in(batches)
         return inflated(batches, await self.load_all(blobs)) if blobs else batches
 
     async def inflate_needed(
@@ -100,7 +101,7 @@ class Payloads:
         All of them, unless it can hand them on by reference. `opened` opens a replay of the journal; `call` calls a
         function from a callback of the loop: a body must not be driven inside a task.
         """
-        if not any(blob_of(event) for event in events_in(batches)):
+        if not offloaded_in(batches):
             return batches
         needed: dict[str, Raw] = {}
         edited = any(isinstance(event, RunForked) and event.inputs for event in events_in(batches))

@@ -689,17 +689,18 @@ def started_in(batches: Iterable[Batch]) -> RunStarted | None:
     """The RunStarted of a journal, with the input that it began with and the version that it is pinned to."""
     started: RunStarted | None = None
     begun = False
-    for event in events_in(batches):
-        if isinstance(event, RunStarted):
-            started = event
-        elif started is None:
-            break
-        elif isinstance(event, InputReplaced) and not begun:
-            started = event.of(started)
-        elif isinstance(event, RunClaimed | RunResumed):
-            begun = begun or isinstance(event, RunClaimed)
-            if event.version:
-                started = msgspec.structs.replace(started, version=event.version)
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, RunStarted):
+                started = event
+            elif started is None:
+                return None
+            elif isinstance(event, InputReplaced) and not begun:
+                started = event.of(started)
+            elif isinstance(event, RunClaimed | RunResumed):
+                begun = begun or isinstance(event, RunClaimed)
+                if event.version:
+                    started = msgspec.structs.replace(started, version=event.version)
     return started
 
 
@@ -715,7 +716,8 @@ def moment(at: float) -> datetime:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(list[AnyEvent]).decode
+# What `decode_events` calls: raises RecursionError where values are nested too deeply.
+DECODE = msgspec.json.Decoder(list[AnyEvent]).decode
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:
@@ -726,7 +728,7 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
 def decode_events(data: bytes) -> list[AnyEvent]:
     """The inverse of `encode_events`; raises ValueError or a msgspec.DecodeError when the bytes are something else."""
     try:
-        return _decode(data)
+        return DECODE(data)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
 
@@ -744,10 +746,17 @@ def weight(event: AnyEvent) -> int:
 def journal_size(batches: Sequence[Batch]) -> int:
     """About how many bytes a journal takes, including what a snapshot leaves out."""
     size = 0
-    for event in events_in(batches):
-        size += weight(event)
-        if isinstance(event, SnapshotTaken):
-            size = max(size, event.size)
+    for batch in batches:
+        for event in batch.events:
+            kind = type(event)
+            if kind is StepStarted:
+                size += EVENT_BYTES
+            elif kind is StepSucceeded:
+                size += EVENT_BYTES + len(event.value)  # type: ignore[union-attr]
+            else:
+                size += weight(event)
+                if isinstance(event, SnapshotTaken):
+                    size = max(size, event.size)
     return size
 
 
@@ -777,6 +786,17 @@ def blob_of(event: AnyEvent) -> str:
     if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
         return event.blob
     return event.input_blob if isinstance(event, ChildStarted) else ""
+
+
+def offloaded_in(batches: Iterable[Batch]) -> set[str]:
+    """The blobs of values that the program will see."""
+    found: set[str] = set()
+    for batch in batches:
+        for event in batch.events:
+            kind = type(event)
+            if kind is not StepStarted and (blob := event.blob if kind is StepSucceeded else blob_of(event)):  # type: ignore[union-attr]
+                found.add(blob)
+    return found
 
 
 def with_value(event: AnyEvent, value: Raw) -> AnyEvent:

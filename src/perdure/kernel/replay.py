@@ -476,7 +476,11 @@ class Replay:
                 command = with_inputs(command, self._inputs[command.op])
             pending[command.op] = command
             if self._issued is not None:
-                self._note(self._issued, command)
+                self._issued[command.op] = self.state.next_seq, kind is RunStep and not command.spec.queue  # type: ignore[union-attr]
+                if self._planned and self._amid is not None:
+                    self._amid.add(command.op)
+                if kind is SetState:
+                    self._published[command.key] = command.op  # type: ignore[union-attr]
 
     def _give_up(self, command: Command, at: float) -> None:
         # Commanded and cancelled in the same round: neither is recorded.
@@ -620,7 +624,10 @@ class Replay:
         self.open_steps[event.op] = command
         self._last_begun = self.state.next_seq - 1
         if self._issued is not None:
-            self._note_begun(self._issued, event.op)
+            asked = self._issued.get(event.op)
+            if asked is not None and asked[0] > self._last_asked:
+                self._last_asked = asked[0]
+            self._begun[event.op] = self._outcomes
 
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.pending.get(event.op)
@@ -643,13 +650,6 @@ class Replay:
             self._last_asked = asked[0]
         if branches:
             self._begun[op] = self._outcomes
-
-    def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
-        issued[command.op] = self.state.next_seq, _is_local(command)
-        if self._planned and self._amid is not None:
-            self._amid.add(command.op)
-        if isinstance(command, SetState):
-            self._published[command.key] = command.op
 
     def _check_order(self) -> None:
         """Check that what the code asks for now, and the journal does not hold, comes after what it holds.

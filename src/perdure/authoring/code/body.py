@@ -414,7 +414,10 @@ class Body:
         source = site[0] or self._line()
         if site[2]:
             self.check_awaited(source, f"{spec.name}(...)")
-        op = self.loop.scope().path(spec.name)
+        name, scope = spec.name, self.loop.scope
+        number = scope.counts.get(name, 0)
+        scope.counts[name] = number + 1
+        op = f"{scope.prefix}{name}:{number}"
         keywords = tuple(kwargs) if kwargs else ()
         try:
             inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
@@ -448,7 +451,7 @@ class Body:
         """Keep an op that begins when it is awaited, to see in the end whether it was."""
         if site[3]:
             return
-        self._made.append((self.loop.numbers, self.loop.scope().prefix, site[0], what, made))
+        self._made.append((self.loop.numbers, self.loop.scope.prefix, site[0], what, made))
         if (count := len(self._made)) > 64 and not count & (count - 1):
             self._made = [one for one in self._made if _not_begun(one[4])]
 
@@ -503,7 +506,7 @@ class Body:
         """Command a timer that resolves a future."""
         if self.loop.closing:
             return self._refuse()
-        op = self.loop.scope().path(name)
+        op = self.loop.scope.path(name)
         future = self._future(op, None)
         self._commands.append(StartTimer(op, due, self._line()))
         return future
@@ -512,7 +515,7 @@ class Body:
         """Command a wait for a signal or an answer."""
         if self.loop.closing:
             return self._refuse()
-        op = self.loop.scope().path(wait.name)
+        op = self.loop.scope.path(wait.name)
         if "request" in question:
             self.check_size(op, f"the request of {wait.name!r}", len(question["request"]))
         future = self._future(op, wait)
@@ -522,7 +525,7 @@ class Body:
 
     async def lock(self, key: str, ttl: float, timeout: float | None) -> BodyLock:
         """Command a wait for a lock, until the run holds it."""
-        scope = self.loop.scope()
+        scope = self.loop.scope
         if any(held.key == key and held.scope is scope for held in self.locks.values()):
             raise UsageError(
                 f"{self._line()}: this part of the workflow already holds the lock {key!r} and would deadlock; "
@@ -571,7 +574,7 @@ class Body:
         data = invocation.encode(program, self.codec)
         if program is not None and not self._past.replaying:
             program.check_input(Raw(data), self.codec)
-        op = self.loop.scope().path(invocation.name)
+        op = self.loop.scope.path(invocation.name)
         future = self.loop.create_op_future() if detached else self.loop.create_child_future()
         future._op = op
         self._futures[op] = (future, Child(id or op, invocation.returns, {} if program is None else program.errors))
@@ -617,7 +620,7 @@ class Body:
         """Command that a value is published."""
         if self.loop.closing:
             raise Closing
-        op = self.loop.scope().path("state")
+        op = self.loop.scope.path("state")
         data = self.codec.encode(value, f"the state {key!r}")
         self.check_size(op, f"the state {key!r}", len(data))
         self._commands.append(SetState(op, key, Raw(data), self._line()))
@@ -632,7 +635,7 @@ class Body:
         """Command that everything so far becomes durable."""
         if self.loop.closing:
             return self._refuse()
-        op = self.loop.scope().path("checkpoint")
+        op = self.loop.scope.path("checkpoint")
         future = self._future(op, None)
         self._commands.append(Checkpoint(op, self._line()))
         return future
@@ -641,7 +644,7 @@ class Body:
         """Use a value that follows from the journal, and have it recorded."""
         if self.loop.closing:
             raise Closing
-        op = self.loop.scope().path(kind)
+        op = self.loop.scope.path(kind)
         known = self.recorded.get(op)
         value = compute(op) if known is None else self.codec.decode(known, returns, op)
         self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op)), self._line()))

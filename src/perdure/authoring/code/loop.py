@@ -207,7 +207,7 @@ class BodyTask(asyncio.Task[Any]):
         self.body = coro
         # The line that made the task, where its code is not the user's: no other line is to be seen from inside.
         self.source = ""
-        super().__init__(Guard(coro, loop), loop=loop, name=name, context=context)
+        super().__init__(Guard(coro, loop, scope), loop=loop, name=name, context=context)
         self._number = loop.number()
 
     def __hash__(self) -> int:
@@ -222,17 +222,10 @@ class BodyTimer(asyncio.TimerHandle):
 
 
 class BodyHandle(events.Handle):
-    """A callback of a body that is ready. Made without asking the loop for its debug mode, which it does not have."""
+    """A callback of a body that is ready. Made by `call_soon` alone, which fills it in: without a debug mode, and
+    without a call."""
 
     __slots__ = ()
-
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], loop: BodyLoop, context: Context) -> None:
-        self._context = context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
 
 
 class BodyLoop(asyncio.AbstractEventLoop):
@@ -244,6 +237,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.closing = False
         self.root = Scope("")
+        # The scope of the code that is running; that of the root outside of tasks.
+        self.scope = self.root
         self.ready: collections.deque[events.Handle] = collections.deque()
         self.numbers = 0
         # The last number that was given when something failed that the body awaited.
@@ -304,17 +299,16 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self.ready.clear()
         self.combined.clear()
 
-    def scope(self) -> Scope:
-        """The scope of the code that is running."""
-        task = asyncio.current_task(self)
-        return task.scope if type(task) is BodyTask else self.root
-
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> events.Handle:  # type: ignore[override]
-        handle = BodyHandle(callback, args, self, copy_context() if context is None else context)
+        handle: Any = BodyHandle.__new__(BodyHandle)
+        handle._callback, handle._args, handle._loop = callback, args, self
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
+        handle._repr = handle._source_traceback = None
         self.ready.append(handle)
-        return handle
+        return handle  # type: ignore[no-any-return]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -325,7 +319,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = BodyTimer(when, callback, args, self, context)
-        timer.op = self.scope().path("timer")
+        timer.op = self.scope.path("timer")
         if (body := self.body()) is None:
             raise Closing
         body.start_timer(timer.op, when, timer)
@@ -361,7 +355,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
             frame = frame.f_back
         if frame is None or frame.f_code.co_filename.startswith(LIBRARIES):
             return
-        self.combined.append((self.numbers, self.scope().prefix, call_site(frame), future))
+        self.combined.append((self.numbers, self.scope.prefix, call_site(frame), future))
         if (count := len(self.combined)) > 64 and not count & (count - 1):
             self.combined = [one for one in self.combined if not one[3].awaited]
 
@@ -388,7 +382,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
             raise NotDurable(what, user_line(sys._getframe(1)))
         # The one op of a task that only awaits a child has its name already.
         alone = isinstance(coro, Invocation)
-        scope = self.scope() if alone else Scope(f"{self.scope().path(_task_name(coro))}/")
+        scope = self.scope if alone else Scope(f"{self.scope.path(_task_name(coro))}/")
         if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
@@ -493,18 +487,32 @@ for _name, _what in _REFUSED.items():
 class Guard(Coroutine[Any, Any, Any]):
     """Passes everything between a task and its coroutine, except a wait for something that cannot be replayed."""
 
-    __slots__ = ("_coro", "_loop")
+    __slots__ = ("_coro", "_loop", "_scope")
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], loop: BodyLoop) -> None:
-        self._coro, self._loop = coro, loop
+    def __init__(self, coro: Coroutine[Any, Any, Any], loop: BodyLoop, scope: Scope) -> None:
+        self._coro, self._loop, self._scope = coro, loop, scope
 
     def send(self, value: Any) -> Any:
-        awaited = self._coro.send(value)
-        return awaited if awaited is None or getattr(awaited, "_loop", None) is self._loop else self._refuse(awaited)
+        loop = self._loop
+        loop.scope = self._scope
+        try:
+            awaited = self._coro.send(value)
+            if awaited is None or getattr(awaited, "_loop", None) is loop:
+                return awaited
+            return self._refuse(awaited)
+        finally:
+            loop.scope = loop.root
 
     def throw(self, *error: Any) -> Any:
-        awaited = self._coro.throw(*error)
-        return awaited if awaited is None or getattr(awaited, "_loop", None) is self._loop else self._refuse(awaited)
+        loop = self._loop
+        loop.scope = self._scope
+        try:
+            awaited = self._coro.throw(*error)
+            if awaited is None or getattr(awaited, "_loop", None) is loop:
+                return awaited
+            return self._refuse(awaited)
+        finally:
+            loop.scope = loop.root
 
     def close(self) -> None:
         self._coro.close()

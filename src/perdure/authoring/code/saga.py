@@ -109,7 +109,7 @@ class _Compensation:
         if not inspect.isawaitable(done):
             raise TypeError(f"{self.name} returned {done!r}, which cannot be awaited; make it a @step")
         await done
-        body.check_all_awaited(before, body.loop.scope().prefix)
+        body.check_all_awaited(before, body.loop.scope.prefix)
 
 
 # Not private: its name is the scope of its ops, `compensate:0/refund:0`.

@@ -96,9 +96,17 @@ class Codec:
 
     def encode_inputs(self, value: object, what: str) -> bytes:
         """Encode a value so that equal values give equal bytes in every process: sets and keys are in order."""
+        data, shapes = b"", self._shapes
         try:
-            data = self._sorted(value)
-            lost = b"null" in data and value is not None and self._shapes.has_nan(value)
+            if type(value) in (tuple, list) and not (shapes.codecs or self._annotations.native or Versions.anywhere):
+                # Most arguments have no second bracket, so that no set can be among them: see `_sorted`.
+                try:
+                    data = self._encode_sorted(value)
+                except Exception:
+                    data = b""
+            if not data or data.find(b"[", 1) >= 0:
+                data = self._sorted(value, data)
+            lost = b"null" in data and value is not None and shapes.has_nan(value)
         except BaseException as problem:
             if pressed(problem):
                 raise
@@ -107,20 +115,18 @@ class Codec:
             raise self._refusal(value, what, None)
         return data
 
-    def _sorted(self, value: Any) -> bytes:
+    def _sorted(self, value: Any, data: bytes) -> bytes:
+        """Encode a value in order; `data` is what msgspec makes of it, if that is known."""
         shapes = self._shapes
         if not (self._annotations.native or Versions.anywhere):
             try:
-                data = self._encode_sorted(value)
+                data = data or self._encode_sorted(value)
             except Exception:
                 pass  # keys that are not text, sets that cannot be sorted, unknown types: see below
             else:
                 # msgspec sorts sets by `<`, which is a total order for text and numbers. Sets of tuples, sets or
-                # objects appear as `[[` or `[{` and must be checked, as must types with a codec. Most arguments have
-                # no second bracket.
-                if not shapes.codecs and (
-                    (type(value) is tuple and data.find(b"[", 1) < 0) or not _may_nest_in_set(value, data)
-                ):
+                # objects appear as `[[` or `[{` and must be checked, as must types with a codec.
+                if not shapes.codecs and not _may_nest_in_set(value, data):
                     return data
                 if shapes.is_ordered(value):
                     return data
@@ -170,7 +176,10 @@ class Codec:
 
         Raises NotDecodable also where a stored field is not read, and another one takes its default.
         """
-        value = self.decode(data, type, what)
+        try:
+            value = self._decoders[type](data)
+        except BaseException:
+            value = self.decode(data, type, what)  # which says what is wrong
         if self.fields and (lost := self.lost_field(data, type)) is not None:
             error = NotDecodable(what, name_of(type), str(lost))
             error.lost = lost

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, decode_events
+from perdure.kernel.events import DECODE, Batch
 
 
 def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
@@ -54,7 +54,9 @@ def one_batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> B
     try:
         if checksum(run_id, seq, at, data) != recorded:
             raise _damage(run_id, seq, "its checksum does not match")
-        return Batch(seq, at, decode_events(data))
+        return Batch(seq, at, DECODE(data))
+    except RecursionError:
+        raise _damage(run_id, seq, "its values are nested too deeply") from None
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise _damage(run_id, seq, str(error)) from error
 
