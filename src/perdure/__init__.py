@@ -31,7 +31,7 @@ _HOMES = {
         "perdure.client.bulk": ("BulkItem BulkReport"),
         "perdure.client.queries": ("RunFilters"),
         "perdure.client.starts": ("Start"),
-        "perdure.client.checkpoints": ("GraphCheckpoint"),
+        "perdure.client.checkpoints": ("GraphCheckpoint StepRecord"),
         "perdure.client.client": ("Client"),
         "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),

@@ -29,6 +29,7 @@ from perdure.authoring.code.workflow import workflow as workflow
 from perdure.client.bulk import BulkItem as BulkItem
 from perdure.client.bulk import BulkReport as BulkReport
 from perdure.client.checkpoints import GraphCheckpoint as GraphCheckpoint
+from perdure.client.checkpoints import StepRecord as StepRecord
 from perdure.client.client import Client as Client
 from perdure.client.compacting import CompactReport as CompactReport
 from perdure.client.handle import RunHandle as RunHandle
@@ -308,6 +309,7 @@ __all__ = [
     "StepContext",
     "StepError",
     "StepInfo",
+    "StepRecord",
     "StepRun",
     "StepStatus",
     "StepTimeout",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, ForkRefused, RunStatus, UsageError, connect
+from perdure import Engine, ForkRefused, Retry, RunStatus, UsageError, connect
 from perdure.graph import END, Graph, interrupt, node, route
 from perdure.kernel.events import RunFinished
 from perdure.ports.journal import Append
@@ -279,6 +279,67 @@ async def test_the_values_of_a_run_are_there_by_name_now_and_as_they_were() -> N
         last = (await engine.history("r"))[-1]
         assert (last.op, last.values["asked"], last.next) == ("asked:0", "yes", ())
         assert await engine.values("r", at=last.seq) == last.values
+
+
+async def test_a_checkpoint_has_the_steps_and_the_questions_as_they_stood() -> None:
+    tries = list[int]()
+
+    @node(retry=Retry(attempts=3, initial=0.0))
+    def flaky(x: int) -> int:
+        tries.append(x)
+        if len(tries) < 2:
+            raise ValueError("not yet")
+        return x
+
+    @node
+    def after(flaky: int, asked: str) -> str:
+        raise ValueError("never")
+
+    asked = interrupt(answer=str, name="asked", inputs={"shown": "flaky"})(lambda shown: shown)
+    graph = Graph([flaky, asked, after], name="v")
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(x=1), id="r")
+        begun, done = await engine.history("r")
+        assert (begun.steps, begun.interrupts) == ((), ())
+        [step] = done.steps
+        assert (step.op, step.kind, step.status, step.attempts, step.error) == (
+            "flaky:0",
+            "step",
+            "succeeded",
+            2,
+            "not yet",
+        )
+        assert step.ended_at is not None
+        await engine.run(graph, id="r", answers={"asked": "yes"})
+        checkpoints = await engine.history("r")
+        assert [[(one.op, one.status) for one in each.steps] for each in checkpoints] == [
+            [],
+            [("flaky:0", "succeeded")],
+            [("flaky:0", "succeeded"), ("asked:0", "succeeded")],
+            [("flaky:0", "succeeded"), ("asked:0", "succeeded"), ("after:0", "failed")],
+        ]
+        assert checkpoints[-1].steps[-1].error == "never"
+
+
+async def test_a_checkpoint_has_what_is_asked_beside_other_steps() -> None:
+    graph = Graph(
+        [
+            step("find", "topic"),
+            interrupt(answer=int, name="asked", inputs={"shown": "topic"}, approvers=["ann"])(
+                lambda shown: {"n": shown}
+            ),
+            interrupt(answer=str, name="other", inputs={"shown": "find"})(shown),
+        ],
+        name="v",
+    )
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(topic="t"), id="r")
+        await engine.approve("r", "other", "yes")
+        last = (await engine.history("r"))[-1]
+        [open_one] = last.interrupts
+        assert (open_one.path, open_one.name, open_one.payload) == ("asked:0", "asked", {"n": "t"})
+        assert (open_one.schema, open_one.approvers, open_one.id) == ({"type": "integer"}, ("ann",), "r")
+        assert {one.op: one.status for one in last.steps}["asked:0"] == "waiting"
 
 
 def sign_off_of(value: str) -> Any:

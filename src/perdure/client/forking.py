@@ -21,6 +21,7 @@ from perdure.errors import (
     PerdureError,
     UsageError,
 )
+from perdure.kernel import plan
 from perdure.kernel.batches import OP
 from perdure.kernel.chunks import DRAIN, KEEP, chunk_of, open_chunks
 from perdure.kernel.events import (
@@ -45,7 +46,6 @@ from perdure.kernel.history.ops import Op, find, find_last, ops
 from perdure.kernel.history.retry_points import check_replaceable, memoized, rerun, retried, withdrawals
 from perdure.kernel.ids import BATCH, BUILT_IN, check_id, check_text, step_key
 from perdure.kernel.inbound import Accepted, Succession
-from perdure.kernel.plan import Start
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.program import Dataflow
 from perdure.kernel.projection import RunRow, child_path
@@ -180,7 +180,7 @@ class Forks:
             if state.finished is not None:
                 return await self._begin(run, run_id, started, past)
             await self._gateway.check_replay(run.id, run_id, past)
-            if await self._succeed(run, state.next_seq, ending, Start(run_id, [*past[0].events])):
+            if await self._succeed(run, state.next_seq, ending, plan.Start(run_id, [*past[0].events])):
                 return self._handle(started.id, run_id, started)
             # Another event came first, or what the run has done was only in memory.
             await self._gateway.flush(run)
@@ -188,7 +188,7 @@ class Forks:
             if run.run_id == run_id:
                 return self._handle(started.id, run_id, started)
 
-    async def _succeed(self, run: RunRow, seq: int, events: Sequence[AnyEvent], next: Start) -> bool:
+    async def _succeed(self, run: RunRow, seq: int, events: Sequence[AnyEvent], next: plan.Start) -> bool:
         """End a run at this number, and begin the next one in the same commit; False if it has come further."""
         chunks: list[str] = []
 

@@ -46,6 +46,7 @@ from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_range, join
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
+    AttemptFailed,
     Batch,
     ChildFinished,
     ChildStarted,
@@ -499,10 +500,16 @@ class Queries:
                     for name, made in flow.named(op, _with_items(op, plain_result(value), mapped)).items():
                         timeline.put(name, made)
                 if isinstance(event, StepOutcome | ChildFinished | WaitResolved):
-                    timeline.end(op)
+                    timeline.end(op, event, moment(batch.at))
                     add(seq, batch.at, op)
                 elif isinstance(event, StepStarted | WaitOpened | ChildStarted):
-                    timeline.begin(op, asks=isinstance(event, WaitOpened) and event.kind in ASKED)
+                    waits = event.kind if isinstance(event, WaitOpened) else ""
+                    kind = waits or ("step" if isinstance(event, StepStarted) else "child")
+                    timeline.begin(op, kind, moment(batch.at))
+                    if isinstance(event, WaitOpened) and event.kind in ASKED:
+                        timeline.ask(op, event, run.id)
+                elif isinstance(event, AttemptFailed):
+                    timeline.fail(op, event)
         add(batches[-1].seq, batches[-1].at, "")
         return found
 
