@@ -25,13 +25,15 @@ NIGHTLY = """
 perdure: 1
 name: nightly
 inputs: {rows: integer}
-variables: {home: {env: HOME}}
+variables: {home: {env: HOME}, token: {secret: CRASH_TOKEN}}
 workspace: {root: work}
 jobs:
   - id: extract
     steps:
       - {id: probe, use: probe, with: {rows: "${{ input.rows }}"}, on_no_data: skip_job}
-      - {id: pull, use: pull, with: {folder: "${{ run.workspace }}", rows: "${{ steps.probe.rows }}"}}
+      - id: pull
+        use: pull
+        with: {folder: "${{ run.workspace }}", rows: "${{ steps.probe.rows }}", token: "${{ secrets.CRASH_TOKEN }}"}
       - {id: nap, use: sleep, with: {for: 10ms}}
       - {id: squares, map: {over: "${{ steps.pull.rows }}", limit: 1}, use: count, with: {n: "${{ item * item }}"}}
   - id: nothing
@@ -62,6 +64,7 @@ output: {page: "${{ jobs.transform.page }}", pages: "${{ jobs.transform.pages }}
 """
 
 ROWS = 4
+TOKEN = "only-in-the-environment"
 OUTPUT = {"page": 28, "pages": [2, 4, 6], "copy": [ROWS, True]}
 
 
@@ -75,8 +78,9 @@ async def probe(rows: int) -> dict[str, Any]:
     return {"rows": rows} if rows else {"status": "no_data"}
 
 
-def pull(folder: str, rows: int) -> dict[str, Any]:
+def pull(folder: str, rows: int, token: str) -> dict[str, Any]:
     effect()
+    assert token == TOKEN
     path = os.path.join(folder, "rows")
     Path(path).write_text("x" * rows, encoding="utf-8")
     return {"path": path, "rows": list(range(rows))}
@@ -89,6 +93,7 @@ def read(path: str, answer: bool) -> list[Any]:
 
 def nightly(folder: Path) -> Flow:
     """The flow, written to a folder."""
+    os.environ["CRASH_TOKEN"] = TOKEN
     for file, text in (("page.yaml", PAGE), ("nightly.yaml", NIGHTLY)):
         written = folder / f"{file}.{os.getpid()}"
         written.write_text(text, encoding="utf-8")
