@@ -121,6 +121,8 @@ class Server:
         admit = partial(self._admitted, request, route)
         access = await admit()
         check_site(request)
+        for name, value in parameters.items():
+            _check_text(name, value)
         query = _query(route, request.query_params)
         key = _key(request)
         body = await _body(route, request)
@@ -193,11 +195,20 @@ def _query(route: Route, given: QueryParams) -> Any:
                 f"there is no query parameter {name[:40]!r}; there are: {known}",
                 fields=[FieldError(f"/{name[:40]}", "it is not known")],
             )
+        for one in given.getlist(name):
+            _check_text(name, one)
         values[name] = given.getlist(name) if get_origin(hints[name]) is list else given[name]
     try:
         return msgspec.convert(values, route.query, strict=False)
     except msgspec.ValidationError as error:
         raise of_validation(error, "the query") from None
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what no id and no name holds, and PostgreSQL does not even compare."""
+    if "\0" in text:
+        detail = "it holds a null character"
+        raise Problem(422, "invalid_request", f"{name}: {detail}", fields=[FieldError(f"/{name}", detail)])
 
 
 def _key(request: Request) -> str:

@@ -28,12 +28,14 @@ async def start_bulk(call: Call[None, shapes.BulkBody]) -> Reply:
         return Reply(await _dry_run(call, request), 200)
     id = f"bulk-{digest(call.key)}" if call.key else None
     before = None if id is None else await client.store.runs.find(id)
+    if before is not None:
+        # Another caller may have sent the same key.
+        return Reply(_item(call, await _view(call, before[0].id)), 200)
     handle = await client._bulk_runs.start(request, id)
-    if before is None:
-        write_audit(call, f"started {request.action} of many runs, run", handle.run_id)
+    write_audit(call, f"started {request.action} of many runs, run", handle.run_id)
     view = await client.get(handle.id)
     assert view is not None
-    return Reply(_item(call, view), 202 if before is None else 200)
+    return Reply(_item(call, view), 202)
 
 
 def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
@@ -91,24 +93,24 @@ async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> s
 
 async def get_bulk(call: Call[None, None]) -> shapes.BulkItem:
     """The progress of a bulk action."""
-    return _item(call, await _view(call))
+    return _item(call, await _view(call, call.path["id"]))
 
 
 async def abort_bulk(call: Call[None, shapes.EmptyBody]) -> Reply:
     """Stop a bulk action. Runs that were acted on stay as they are."""
-    view = await _view(call)
+    view = await _view(call, call.path["id"])
     verdict = await call.service.client.cancel(view.id, "aborted", by=call.access.name)
     write_audit(call, "aborted", view.run_id)
     return reply_to(verdict)
 
 
-async def _view(call: Call[None, Any]) -> RunView:
-    view = await call.service.client.get(call.path["id"])
+async def _view(call: Call[None, Any], id: str) -> RunView:
+    view = await call.service.client.get(id)
     if view is None or view.program != BULK:
-        raise NoSuchRun(call.path["id"][:200])
+        raise NoSuchRun(id[:200])
     wanted = view.input["request"].get("programs")
     if call.access.listed is not None and (wanted is None or not call.access.listed.issuperset(wanted)):
-        raise NoSuchRun(call.path["id"][:200])
+        raise NoSuchRun(id[:200])
     return view
 
 

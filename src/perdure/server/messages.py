@@ -9,7 +9,7 @@ from typing import Any, Literal
 from perdure.client.handle import RunHandle
 from perdure.errors import AnswerRejected, NoSuchRun, UsageError
 from perdure.kernel.history.rewind import Truncated
-from perdure.kernel.ids import BUILT_IN, MAX_ID, STORED, check_trace, flaw_of
+from perdure.kernel.ids import BUILT_IN, MAX_ID, STORED, check_id, check_trace, flaw_of
 from perdure.kernel.inbound import Duplicate, NotFound, may_answer
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
@@ -222,7 +222,10 @@ async def travel_run(call: Call[shapes.RunQuery, shapes.TravelBody]) -> Reply:
 
 def _check_new_id(id: str | None, pointer: str) -> None:
     """Refuse ids of perdure's own runs: a run under one would take the place of a schedule or of a credential."""
-    if id is not None and id.startswith(BUILT_IN):
+    if id is None:
+        return
+    _ = check_id(id)
+    if id.startswith(BUILT_IN):
         detail = f"ids that begin with {BUILT_IN!r} are those of perdure's own runs; choose another"
         raise Problem(422, "invalid_request", detail, fields=[FieldError(pointer, detail)])
 

@@ -195,6 +195,8 @@ async def ended_runs(call: Call[shapes.HistogramQuery, None]) -> shapes.Histogra
     # Bounds are rounded to whole buckets, so that two requests give the same ones.
     end = -(-last // width) * width
     start = end - usual * width if first is None else first // width * width
+    if start < 0:
+        raise Problem(422, "invalid_request", "since, until: no run ended before 1970")
     buckets = round((end - start) / width)
     if not 1 <= buckets <= shapes.MOST_BUCKETS:
         detail = f"from since to until are {buckets:,} buckets; ask for 1 to {shapes.MOST_BUCKETS:,}"
