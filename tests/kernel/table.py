@@ -34,7 +34,7 @@ from perdure.kernel.ids import inputs_hash
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
 from perdure.kernel.policies.retry import Retry
-from perdure.kernel.program import Program
+from perdure.kernel.program import Execution, Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
@@ -72,7 +72,7 @@ class Table(Program):
         return TableExecution(self, codec)
 
 
-class TableExecution:
+class TableExecution(Execution):
     """One run of a table."""
 
     def __init__(self, table: Table, codec: Codec) -> None:

@@ -48,7 +48,7 @@ class Script(Program):
         return Scripted(self.answers)
 
 
-class Scripted:
+class Scripted(Execution):
     def __init__(self, answers: Sequence[Sequence[Command]]) -> None:
         self._answers = list(answers)
 

@@ -55,7 +55,7 @@ class Parent(Program):
         return Waiting(self)
 
 
-class Waiting:
+class Waiting(Execution):
     def __init__(self, of: Parent) -> None:
         self.of, self.open, self.over = of, dict.fromkeys(of.paths), False
 
@@ -89,7 +89,7 @@ class Worker(Program):
         return Working()
 
 
-class Working:
+class Working(Execution):
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         if isinstance(event, RunClaimed):
             return [RunStep("work:0", SPEC, b"[]", ""), OpenWait("signal:0", "signal", "stop")]

@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     StepStarted,
     StepSucceeded,
 )
+from perdure.kernel.program import Execution
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.arguments import ALL, digest_alone, loaded_call, may_be_long, recorded_values
@@ -27,7 +28,7 @@ SPEC = StepSpec("take", lambda *values: None)
 BIG = b'"' + b"x" * 100 + b'"'
 
 
-class Reader:
+class Reader(Execution):
     """Makes two values, looks into the first, and hands the second on."""
 
     def __init__(self) -> None:

@@ -42,6 +42,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.program import Execution
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from tests.kernel.table import BOOM, CODEC, Machine, Story, Table, batches, facts, step_row, stories, timer_row, total
@@ -50,7 +51,7 @@ STARTED = RunStarted("order-1", "table", "1", Raw(b"[]"))
 CLAIMED = RunClaimed("host-1", 1)
 
 
-class Script:
+class Script(Execution):
     """An execution that answers the n-th event it is fed with the n-th list of commands."""
 
     def __init__(self, *answers: Sequence[Command]) -> None:

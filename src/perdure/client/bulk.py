@@ -185,10 +185,8 @@ class Bulk:
 
     async def _goes_with_its_root(self, run: RunRow, matching: RunFilter) -> bool:
         """Whether the root of a child matches as well: acting on the root is enough, and better for the child."""
-        if not run.root:
-            return False
-        root, head = await self._base.store.runs.get(run.root), await self._base.store.journal.head(run.root)
-        return root is not None and head is not None and matching.fits(root, head)
+        root = await self._base.store.runs.get(run.root) if run.root else None
+        return root is not None and matching.fits(root)
 
     async def act_on(
         self, ids: Sequence[str], act: Callable[[str], Awaitable[T]], first: int, dry_run: bool

@@ -254,12 +254,12 @@ class Driver:
         self._touch()
         return next_seq
 
-    def patches_of(self, op: str) -> dict[str, bool]:
+    def patches_of(self, op: str) -> Mapping[str, bool]:
         """The answers of `patched()` in the body that called a step."""
         started = self.state.started
         if started is not None and started.remote is not None:
             return started.remote.patches or {}
-        return getattr(self.replay.execution_of(op)[0], "patches", {})
+        return self.replay.execution_of(op)[0].patches
 
     # --- attempts end ---------------------------------------------------------------------------------------------
 
@@ -595,7 +595,7 @@ class Driver:
             return self.replay.program(command).decides
         if not isinstance(command, Finish) or command.status is not RunStatus.COMPLETED:
             return False
-        return getattr(self.replay.execution_of(command.op)[0], "by_data", False)
+        return self.replay.execution_of(command.op)[0].by_data
 
     def _store_lists(self, command: Finish | StartChild | RunStep, data: bytes, what: str, error: Exception) -> None:
         """Store the long lists in the value of a command as items."""

@@ -71,7 +71,7 @@ class RemoteStep(Program):
         return RemoteStepRun(self._spec, started, started.remote, self._report)
 
 
-class RemoteStepRun:
+class RemoteStepRun(Execution):
     """One call of a remote step: execute, report, end."""
 
     def __init__(self, spec: StepSpec, started: RunStarted, call: RemoteCall, report: Report) -> None:
@@ -165,7 +165,7 @@ class Chunks(Program):
         return ChunkRun(self, run_id, self.graph(started).open_chunk(run_id, started, codec, past), started)
 
 
-class ChunkRun:
+class ChunkRun(Execution):
     """One chunk: keep the outcomes of an earlier run, run the items, report the results, end."""
 
     by_data = True
@@ -240,8 +240,7 @@ class ChunkRun:
 
     def retires(self, op: str) -> bool:
         """Whether a recorded op is that of a node that the graph has retired."""
-        retires = getattr(self._items, "retires", None)
-        return retires is not None and bool(retires(op))
+        return self._items.retires(op)
 
     def close(self) -> None:
         """Close the items."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,7 +51,7 @@ class AttemptOwner(Protocol):
 
     def channel(self, context: StepContext, call: Call) -> Channel: ...
 
-    def patches_of(self, op: str) -> dict[str, bool]: ...
+    def patches_of(self, op: str) -> Mapping[str, bool]: ...
 
     def broke(self, error: Exception) -> None: ...
 
@@ -91,7 +91,7 @@ class StepContext:
         call: Call | None = None,
         run: RunContext | None = None,
         resources: Resources | None = None,
-        patches: dict[str, bool] | None = None,
+        patches: Mapping[str, bool] | None = None,
     ) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
@@ -135,7 +135,7 @@ class StepContext:
         return self._run
 
     @property
-    def patches(self) -> dict[str, bool]:
+    def patches(self) -> Mapping[str, bool]:
         """The answers of `patched()` in the body that called this step, by id."""
         if self._patches is not None:
             return self._patches

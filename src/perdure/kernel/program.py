@@ -31,12 +31,15 @@ _UNKNOWN = Source()
 
 
 class Execution(Protocol):
-    """One run of a program in memory: a state machine that takes events and returns commands.
+    """One run of a program in memory: a state machine that takes events and returns commands. Derive from this class.
 
-    `advance` must depend on nothing but the events it has received, in order. In an execution that sets `by_data` to
-    True, only values order the ops: new ops may begin beside those in the journal. `retires(op)`, if it exists, says
-    which recorded ops are passed over if they are not commanded, and `explains(op, recorded)` why one is not commanded.
+    `advance` must depend on nothing but the events it has received, in order.
     """
+
+    # Whether only values order its ops: then new ops may begin beside those in the journal.
+    by_data: bool = False
+    # What `patched()` has returned, for its steps.
+    patches: Mapping[str, bool] = MappingProxyType({})
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Apply one event, and return the next commands of the program.
@@ -48,6 +51,14 @@ class Execution(Protocol):
     def close(self) -> None:
         """Release everything held; no further event will come."""
         ...
+
+    def retires(self, op: str) -> bool:
+        """Whether a recorded op is passed over if it is not commanded."""
+        return False
+
+    def explains(self, op: str, recorded: OpView) -> Divergence | None:
+        """Why a recorded op is not commanded, if the execution knows better than the journal and the source tell."""
+        return None
 
 
 @runtime_checkable

@@ -706,12 +706,11 @@ class Replay:
         while path and path not in self._children:
             path = self.state.child_of(path)
         execution = self._children[path].execution if path else self.execution
-        retires = getattr(execution, "retires", None)
-        return retires is not None and bool(retires(op[len(path) + 1 :] if path else op))
+        return execution.retires(op[len(path) + 1 :] if path else op)
 
     def _by_data(self, op: str) -> bool:
         """Whether an op belongs to an execution whose ops have no order but that of their values."""
-        return getattr(self.execution_of(op)[0], "by_data", False)
+        return self.execution_of(op)[0].by_data
 
     def _count(self, event: StepsHeld) -> None:
         """Note which steps an owner that counts them did not hold back: the last of them."""
@@ -810,11 +809,7 @@ class Replay:
     def _explained(self, recorded: OpView) -> Divergence | None:
         """The explanation that the execution itself gives for not commanding a recorded op, if it gives one."""
         execution, path = self.execution_of(recorded.path)
-        explains = getattr(execution, "explains", None)
-        if explains is None:
-            return None
-        found: Divergence | None = explains(recorded.path[len(path) + 1 :] if path else recorded.path, recorded)
-        return found
+        return execution.explains(recorded.path[len(path) + 1 :] if path else recorded.path, recorded)
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
         """The evidence from which a divergence at a recorded op is explained."""

@@ -133,10 +133,10 @@ class RunFilter(msgspec.Struct, frozen=True):
     values: bool = True
     changed_since: float | None = None
 
-    def fits(self, row: RunRow, head: Head) -> bool:
-        """Whether a run matches, for stores that have no query language."""
+    def fits(self, row: RunRow, head: Head | None = None) -> bool:
+        """Whether a run matches, for stores that have no query language; without `changed_since` by its row alone."""
         return (
-            (self.changed_since is None or head.at >= self.changed_since)
+            (self.changed_since is None or (head is not None and head.at >= self.changed_since))
             and (self.cursor is None or row.run_id < self.cursor)
             and row.run_id >= self.floor
             and (not self.status or row.status in self.status)

@@ -76,7 +76,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.invocation import Invocation, check_arguments
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory
-from perdure.kernel.program import Program
+from perdure.kernel.program import Execution, Program
 from perdure.kernel.values.arguments import ALL_SMALL, call_names, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
@@ -154,7 +154,7 @@ class Child(msgspec.Struct, frozen=True):
 EncodeNext = Callable[[tuple[Any, ...], dict[str, Any], Codec, bool], bytes]
 
 
-class Body:
+class Body(Execution):
     """One run of a workflow function."""
 
     def __init__(
@@ -171,7 +171,7 @@ class Body:
         self.run_id = run_id
         self._version, self._past = version, past
         # What `patched()` has returned, by patch: the same for as long as the body lives.
-        self._patches: dict[str, bool] = {}
+        self.patches: dict[str, bool] = {}
         self.codec = codec
         # How recorded results are decoded.
         self.decode = codec.decode
@@ -433,8 +433,8 @@ class Body:
         future._op, future.site = op, site
         self._futures[op] = future, spec
         command = RunStep(op, spec, inputs, record, given, keywords, source)
-        if spec.queue and self._patches:
-            command = msgspec.structs.replace(command, patches=dict(self._patches))
+        if spec.queue and self.patches:
+            command = msgspec.structs.replace(command, patches=dict(self.patches))
         self._commands.append(command)
         return future
 
@@ -654,20 +654,15 @@ class Body:
         """Whether to take the new path of a patch: unless the journal tells that the old one was taken."""
         if self.loop.closing:
             raise Closing
-        known = self._patches.get(id)
+        known = self.patches.get(id)
         if known is None:
             op = f"{PATCH}:{id}"
             known = self._past.marked(op)
             if not known and not self._past.replaying:
                 known = True
                 self._commands.append(RecordValue(op, PATCH))
-            self._patches[id] = known
+            self.patches[id] = known
         return known
-
-    @property
-    def patches(self) -> dict[str, bool]:
-        """What `patched()` has returned, for steps of the body."""
-        return self._patches
 
     @property
     def replaying(self) -> bool:

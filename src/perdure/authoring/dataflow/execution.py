@@ -84,6 +84,7 @@ from perdure.kernel.events import (
 from perdure.kernel.patches import PATCH, PatchHistory
 from perdure.kernel.policies.durations import duration, parse_duration
 from perdure.kernel.policies.lock_keys import check_key
+from perdure.kernel.program import Execution
 from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
@@ -123,7 +124,7 @@ class AnswerReader(msgspec.Struct, frozen=True):
         return found
 
 
-class DataflowExecution:
+class DataflowExecution(Execution):
     """One run of a plan."""
 
     # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
