@@ -18,7 +18,7 @@ from perdure.stores.open import open_store
 from tests.amounts import some
 from tests.crash.harness import Children
 
-RUNS = 12
+RUNS = 8
 
 
 @pytest.mark.parametrize(("seed", "kills"), some([(1, 25), *((seed, 25) for seed in range(2, 8))], 1))
@@ -32,7 +32,7 @@ def test_after_kills_and_takeovers_every_parent_is_there_and_no_fact_is_two(
     for number in range(kills):
         name = f"other-{number}" if number % 8 == 7 else "w"
         child = children.start("tests.crash.tracing:execute", tmp_path, db=db, spans=str(spans), name=name, runs=runs)
-        time.sleep(chance.uniform(0.05, 0.4))
+        time.sleep(chance.uniform(0.03, 0.25))
         if not child.alive:
             runs += RUNS  # it was done: there is more to do
         child.kill()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,18 +20,24 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace import SpanKind, StatusCode
 
 from perdure import (
+    AlreadyExists,
+    Client,
     Engine,
     Program,
     Retry,
     RunStatus,
+    StepTimeout,
     Telemetry,
+    bail,
     child,
     continue_as,
     sleep,
     step,
+    step_context,
     wait_signal,
     workflow,
 )
+from perdure.kernel.events import StepStarted
 from perdure.stores.memory.store import MemoryStore
 from perdure.telemetry import span_queue
 from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, crashed, left_by_a_crash
@@ -491,3 +499,136 @@ print(sorted(name for name in sys.modules if name in heavy))
 def test_an_engine_without_spans_imports_nothing_of_opentelemetry() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- every kind of step, in every mode -------------------------------------------------------------------------------
+
+
+@step(timeout=0.02)
+async def too_slow() -> None:
+    await asyncio.sleep(60)
+
+
+@step
+async def chunks() -> AsyncIterator[int]:
+    for number in range(3):
+        yield number
+
+
+@step(retry=Retry(attempts=2, initial=0.001))
+def flaky_in_thread(n: int) -> int:
+    if step_context().attempt == 1:
+        raise OSError("once more")
+    return n
+
+
+@workflow
+async def part(n: int) -> int:
+    return await add_plainly(n)
+
+
+@workflow
+async def zoo() -> int:
+    total = sum(await asyncio.gather(*(add_plainly(n) for n in range(4)), part(1)))
+    with contextlib.suppress(StepTimeout):
+        await too_slow()
+    total += len(await chunks())
+    total += await flaky_in_thread(1)
+    async with asyncio.timeout(0.01):
+        with contextlib.suppress(asyncio.CancelledError):
+            await hanging()
+    return total
+
+
+@step
+async def hanging() -> None:
+    await asyncio.sleep(60)
+
+
+@workflow
+async def bailing() -> None:
+    await add_plainly(1)
+    bail("enough")
+
+
+@pytest.mark.parametrize("durability", ["sync", "relaxed", "async", "exit"])
+async def test_every_attempt_has_one_span_in_every_mode(sdk: Collected, durability: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    async with asyncio.timeout(PATIENCE):
+        async with Engine(url, [zoo, part, bailing], recovery=AT_ONCE, telemetry=ON, durability=durability) as engine:
+            with tracer().start_as_current_span("request"):
+                handle = await engine.start(zoo(), id="a")
+                with pytest.raises(AlreadyExists):
+                    await engine.start(zoo(), id="a", reuse="reject_duplicate")
+            outcome = await handle.outcome()
+            await engine.run(bailing(), id="b")
+            events = [entry.event for id in ("a", "b") for entry in await engine.journal(id)]
+    assert outcome.status is not RunStatus.PARKED
+    begun = [(event.op, event.attempt) for event in events if isinstance(event, StepStarted)]
+    made = [
+        (attribute(span, "perdure.op.path"), attribute(span, "perdure.step.attempt"))
+        for span in sdk.spans
+        if span.name.startswith("step ")
+    ]
+    assert sorted(made) == sorted(begun)
+    assert len(begun) >= 10
+    assert len(summaries(sdk, "zoo")) == len(summaries(sdk, "bailing")) == 1
+    assert {one.status.status_code for one in sdk.all("start zoo")} == {StatusCode.UNSET, StatusCode.ERROR}
+    [slow] = sdk.all("step too_slow")
+    assert attribute(slow, "error.type") == "perdure.errors.StepTimeout"
+    assert not [span for span in sdk.all("step add_plainly") if span.status.status_code is StatusCode.ERROR]
+    assert_whole(sdk.spans)
+
+
+async def test_an_engine_that_closes_leaves_nothing_open(sdk: Collected) -> None:
+    recorded = Recorded()
+
+    @workflow
+    async def stuck() -> None:
+        await asyncio.gather(hanging(), hanging())
+
+    store = MemoryStore()
+    async with asyncio.timeout(PATIENCE):
+        async with Engine(store, [stuck], recovery=AT_ONCE, telemetry=ON, on_commit=recorded) as engine:
+            _ = await engine.start(stuck(), id="a")
+            await recorded.until_started("hanging:1")
+        spans = engine._telemetry.spans
+        assert spans is not None
+        assert not spans._attempts
+        assert not spans._runs
+        assert sdk.names() == ["run stuck", "step hanging", "step hanging"]
+        # It was handed over: the next owner continues, and has nothing of it to make again.
+        recorded = Recorded()
+        async with Engine(store, [stuck], recovery=AT_ONCE, telemetry=ON, on_commit=recorded) as engine:
+            await recorded.until_started("hanging:1", attempt=2)
+            await engine.cancel("a")
+            await engine.handle("a").outcome()
+    assert sdk.names() == ["run stuck"] * 3 + ["step hanging"] * 4
+    assert not [span for span in sdk.spans if attribute(span, "error.type") == "process_died"]
+    assert_whole(sdk.spans)
+
+
+async def test_a_journal_that_another_process_has_appended_to_is_told_once(sdk: Collected) -> None:
+    gate = asyncio.Event()
+
+    @step
+    async def held(n: int) -> int:
+        await gate.wait()
+        return n
+
+    @workflow
+    async def both() -> int:
+        first = await held(1)
+        return first + int(await wait_signal("go"))
+
+    store = MemoryStore()
+    async with asyncio.timeout(PATIENCE):
+        async with Engine(store, [both], recovery=AT_ONCE, telemetry=ON) as engine:
+            run = await engine.start(both(), id="a")
+            # Not through the engine: the next append of its own is refused.
+            async with Client(store) as client:
+                await client.signal("a", "go", 2)
+            gate.set()
+            assert await run.result() == 3
+    assert len(summaries(sdk, "both")) == len(sdk.all("step held")) == 1
+    assert_whole(sdk.spans)

@@ -132,6 +132,13 @@ class Outbox:
         self._running = False
         self._state.changed.clear()
 
+    def unsaved_batches(self) -> Sequence[Batch]:
+        """Every batch that may not be in the store, with the one that is still open."""
+        batches = [*(self.in_flight.batches if self.in_flight else ()), *self.batches]
+        if self.events:
+            batches.append(Batch(self._state.next_seq - len(self.events), self.at, [*self.events]))
+        return batches
+
     def unsaved(self) -> Iterator[AnyEvent]:
         """Every event that may not be in the store."""
         for batch in [*(self.in_flight.batches if self.in_flight else ()), *self.batches]:

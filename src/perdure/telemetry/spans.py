@@ -397,8 +397,7 @@ class Spans(Probe):
 
     def _stretch(self, driver: Driver, run: TracedRun) -> Stretch | None:
         """The stretch that is under way; of what is not in the store yet, the one that it begins."""
-        outbox = driver.outbox
-        return run.trail.preview([*outbox.unsaved()], outbox.committed, outbox.at)
+        return run.trail.preview(driver.outbox.unsaved_batches())
 
     def ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """End the span of an attempt."""

@@ -8,6 +8,7 @@ owner makes it when it happens, and the next owner makes those that a dead one c
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -321,20 +322,17 @@ class Trail:
 
     # --- stretches ------------------------------------------------------------------------------------------------
 
-    def preview(self, unsaved: Sequence[AnyEvent], seq: int, at: float) -> Stretch | None:
-        """The stretch that is under way, or that the first of these events begins, which are not folded yet."""
-        if self.current is not None:
+    def preview(self, unsaved: Sequence[Batch]) -> Stretch | None:
+        """The stretch of these batches, which are not folded for good yet; the one under way if there are none."""
+        if not any(batch.seq >= self.next_seq for batch in unsaved):
             return self.current
-        epoch, owner = self._epoch, self._owner
-        try:
-            for number, event in enumerate(unsaved, seq):
-                if isinstance(event, RunClaimed):
-                    self._epoch, self._owner = event.epoch, event.owner
-                if self._epoch and works(event):
-                    return self._placed(number, at)
-            return self._placed(seq, at) if self._epoch else None
-        finally:
-            self._epoch, self._owner = epoch, owner
+        ahead = copy.copy(self)
+        ahead._open, ahead.from_afar = dict(self._open), [*self.from_afar]
+        ahead._woken_by, ahead._stretches = self._woken_by.copy(), self._stretches.copy()
+        ahead._recent = self._recent.copy()
+        ahead.current = None if self.current is None else copy.copy(self.current)
+        ahead.fold(unsaved)
+        return ahead.current or (ahead.last if ahead.last is not self.last else None)
 
     def _placed(self, seq: int, at: float) -> Stretch:
         """A stretch that begins with this event, in the present trace or a new one."""
