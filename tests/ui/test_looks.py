@@ -167,7 +167,7 @@ def test_an_edit_that_is_held_back_is_shown_with_the_runs_that_it_would_park(
 
     async def serve() -> str:
         app = still_shop.engine.asgi()
-        state = DevState("flows", "held", datetime.now(UTC), checked=9, runs=runs)
+        state = DevState("flows", "held", datetime.now(UTC), checked=9, runs=runs, folder="/src/app")
         app.service.development = Development(state, app.service.changes, lambda: taken.append(True))
         return await still_shop.served.also(app)
 
@@ -182,3 +182,6 @@ def test_an_edit_that_is_held_back_is_shown_with_the_runs_that_it_would_park(
     page.get_by_role("button", name="Take it anyway").click()
     expect(page.get_by_role("button", name="Take it anyway")).to_be_enabled()
     assert taken == [True]
+    page.goto(f"{url}runs/{still_shop.run_id('order-18')}?op=ship%3A0")
+    editor = page.get_by_role("link", name="open the line")
+    expect(editor).to_have_attribute("href", re.compile(r"^vscode://file/src/app/tests/ui/shop\.py:\d+$"))

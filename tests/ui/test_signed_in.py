@@ -111,7 +111,7 @@ def test_over_plain_http_the_page_says_that_it_takes_https(browser: BrowserThrea
     expect(page.get_by_text("Browsers keep a session over HTTPS alone")).to_be_visible()
     page.get_by_label("Token").fill(office.all)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_text("the token is right, but the browser did not keep the session")).to_be_visible()
+    expect(page.get_by_text("the browser would drop the session")).to_be_visible()
     page.close()
 
 

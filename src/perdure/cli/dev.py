@@ -367,7 +367,7 @@ class _Developing:
         from perdure.server.shapes import CheckedRun, DevState
 
         runs = [] if found is None else [CheckedRun(**msgspec.structs.asdict(run)) for run in found.runs]
-        return DevState(self._config.module, status, self._since, problem, checked, runs)
+        return DevState(self._config.module, status, self._since, problem, checked, runs, os.getcwd())
 
     def _url(self) -> str:
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host

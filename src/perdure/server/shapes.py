@@ -1040,6 +1040,8 @@ class DevState(Struct, frozen=True):
     """How many open runs were replayed with it."""
     runs: list[CheckedRun] = []
     """The runs that do not fit it."""
+    folder: str = ""
+    """Where the files of sources are, for links that open a line in an editor."""
 
 
 # --- many runs at once -----------------------------------------------------------------------------------------------

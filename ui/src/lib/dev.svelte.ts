@@ -17,6 +17,11 @@ class Dev {
     });
   }
 
+  /** An address that opens a line in the editor of this machine; none where the code is not edited. */
+  editor(place: string): string | null {
+    return this.state && `vscode://file${place.startsWith("/") ? "" : `${this.state.folder}/`}${place}`;
+  }
+
   /** Take the edited code although runs do not fit it. */
   async take(): Promise<void> {
     await post("dev/take");

@@ -171,6 +171,7 @@ export interface DevState {
   problem: string;
   checked: number;
   runs: CheckedRun[];
+  folder: string;
 }
 
 /** Two runs side by side. `first` is the first op that differs; `takes`: where each run takes its arguments from. */
@@ -538,6 +539,12 @@ export interface ResolveBody {
   version?: string | null;
   fail?: string | null;
   before?: string | null;
+}
+
+/** How many rounds the loops of a graph may have from now on. */
+export interface RetryBody {
+  reason?: string | null;
+  max_rounds?: number | null;
 }
 
 /** A run. The fields from `state` on come from its journal, and are null if that was not read. */
