@@ -239,3 +239,39 @@ async def test_callers_need_a_token_where_other_machines_reach_the_server(host: 
             assert (await http.get("runs", headers={"Authorization": f"Bearer {token}"})).status_code == 200
             elsewhere = await http.get("runs", headers={"Host": "evil.test", "Authorization": f"Bearer {token}"})
             assert elsewhere.status_code in (403, 421)
+
+
+IMPORTED = """
+import asyncio, socket, sys
+from datetime import UTC, datetime
+from perdure.cli import dev_process
+from perdure.cli.dev_messages import Channel, Go, Load, Loaded, Prepare, Serving, Stop
+from perdure.server.shapes import DevState
+
+async def main():
+    ours, control = socket.socketpair()
+    process = asyncio.create_task(dev_process.main(control))
+    channel = await Channel.over(ours)
+    listener = socket.create_server(("127.0.0.1", 0))
+    channel.send(Prepare("sqlite:///dev.db"))
+    while "uvicorn.lifespan.off" not in sys.modules:
+        await asyncio.sleep(0)
+    before = set(sys.modules)
+    channel.send(Load("flows.py", "sqlite:///dev.db"))
+    assert isinstance(await channel.receive(), Loaded)
+    channel.send(Go(listener.detach(), "127.0.0.1", DevState("flows.py", "live", datetime.now(UTC))))
+    assert isinstance(await channel.receive(), Serving)
+    late = {name for name in set(sys.modules) - before if name.startswith(("perdure", "uvicorn", "h11", "flows"))}
+    assert late == {"flows"}, late
+    channel.send(Stop())
+    await process
+
+asyncio.run(main())
+"""
+
+
+def test_an_edit_imports_nothing_but_the_code_of_the_user(tmp_path: Path) -> None:
+    """The rest of what it takes is imported before there is an edit: the process waits with it."""
+    (tmp_path / "flows.py").write_text(FLOWS)
+    ended = subprocess.run([sys.executable, "-c", IMPORTED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr

@@ -138,11 +138,12 @@ class _Process:
         # Set when its runs are handed over, or it has ended.
         self.left = asyncio.Event()
 
-    async def connect(self) -> None:
-        """Be able to talk to it."""
-        from perdure.cli.dev_messages import Channel
+    async def connect(self, store: str) -> None:
+        """Be able to talk to it, and have it import all but the code of the user."""
+        from perdure.cli.dev_messages import Channel, Prepare
 
         self.channel = await Channel.over(self._own)
+        self.channel.send(Prepare(store))  # not an argument: it may hold a password, and arguments are seen by all
 
     async def load(self, module: str, store: str) -> Loaded | Broken | None:
         """Have it import the module and check the open runs; None if it ended over that."""
@@ -208,7 +209,7 @@ class _Developing:
         return Exit.OK
 
     async def _work(self) -> None:
-        await self._spare.connect()
+        await self._spare.connect(self._config.store)
         await self._take_first()
         seen = stamps(self._files)
         while True:
@@ -339,7 +340,7 @@ class _Developing:
 
     async def _another(self) -> _Process:
         found = _Process(self._listener)
-        await found.connect()
+        await found.connect(self._config.store)
         return found
 
     def _discard_held(self) -> None:

@@ -12,6 +12,12 @@ from perdure.client.upgrade import Checked
 from perdure.server.shapes import DevState
 
 
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Import what an edit will need to be executed on a store."""
+
+    store: str
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Import a module, and hold the open runs of a store against it."""
 
@@ -68,7 +74,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     """The runs are handed over. What follows is the end of the process alone."""
 
 
-Message: TypeAlias = Load | Loaded | Broken | Go | Serving | Show | Take | Stop | Left
+Message: TypeAlias = Prepare | Load | Loaded | Broken | Go | Serving | Show | Take | Stop | Left
 
 # A module that parks thousands of runs says so in one line.
 LINE_LIMIT = 256 * 1024 * 1024

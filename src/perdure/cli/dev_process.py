@@ -10,12 +10,13 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import uvicorn
 
-from perdure.cli.dev_messages import Broken, Channel, Go, Left, Load, Loaded, Serving, Show, Stop, Take
+from perdure.cli.dev_messages import Broken, Channel, Go, Left, Load, Loaded, Prepare, Serving, Show, Stop, Take
 from perdure.cli.engines import engine_of
 from perdure.cli.exits import Problem
 from perdure.cli.output import log_to_stderr
@@ -44,12 +45,22 @@ GRACE = 0.5
 RETRY_MS = 100
 
 
+def prepare(store: str) -> None:
+    """Import what an edit will need, while there is none: then only the code of the user is left to import."""
+    with suppress(PerdureError):  # what is wrong with the store, the first load says
+        open_store(store)
+    for module in ("uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto", "uvicorn.lifespan.off"):
+        import_module(module)
+
+
 async def main(control: socket.socket) -> None:
     """Do what is asked for on a socket, until it is closed or asks to stop."""
     channel = await Channel.over(control)
     target, store = None, ""
     while True:
         match await channel.receive():
+            case Prepare(store=store):
+                prepare(store)
             case Load() as asked:
                 store = asked.store
                 target = await _loaded(channel, asked)
