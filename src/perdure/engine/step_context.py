@@ -77,6 +77,7 @@ class StepContext:
         "id",
         "last_heartbeat",
         "locker",
+        "logged",
         "owner",
         "run_id",
     )
@@ -103,6 +104,8 @@ class StepContext:
         self.capped = False
         # On the loop's clock.
         self.last_heartbeat = 0.0
+        # How many bytes its log records took in its stream.
+        self.logged = 0
         # The driver that the attempt belongs to; None in another process.
         self.owner = owner
         self._call, self._run, self._resources = call, run, resources
@@ -113,6 +116,11 @@ class StepContext:
         self.locker: Locker | None = None
         # The chunks of earlier attempts when this one was launched.
         self.emitted: Emitted | None = None
+
+    @property
+    def logs(self) -> int:
+        """The lowest level of log records that become chunks; 0: none do."""
+        return 0 if self._call is None else self._call.command.spec.logs
 
     @property
     def deadline(self) -> datetime | None:

@@ -35,6 +35,7 @@ from perdure.ports.clock import Clock
 
 if TYPE_CHECKING:
     from perdure.engine.processes import Processes
+    from perdure.engine.step_logs import StepLogs
     from perdure.engine.writer import Writer
 
 
@@ -191,6 +192,8 @@ class StepRunner:
         self._codec = codec
         self.locker = locker
         self.secrets = Secrets()
+        # Sees log records; None until a step runs that has them as chunks.
+        self._logs: StepLogs | None = None
         # Makes spans of attempts; None unless that is on.
         self.tracing: Tracing | None = None
         # Reads and writes the items that steps take and return.
@@ -304,6 +307,8 @@ class StepRunner:
             context.run(current.set, attempt.context)
             if self.tracing is not None:
                 self.tracing.launched(attempt, context)
+            if spec.logs and self._logs is None:
+                self._see_logs()
             if spec.secrets:
                 context.run(masking.set, self.secrets.shortened)
             if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
@@ -368,6 +373,8 @@ class StepRunner:
             context.run(current.set, attempt.context)
             if self.tracing is not None:
                 self.tracing.launched(attempt, context)
+            if spec.logs and self._logs is None:
+                self._see_logs()
             if spec.secrets:
                 context.run(masking.set, self.secrets.shortened)
             if not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
@@ -584,12 +591,20 @@ class StepRunner:
         if owner is not None:
             owner.attempt_ended(attempt, None, asyncio.CancelledError())
 
+    def _see_logs(self) -> None:
+        from perdure.engine.step_logs import StepLogs
+
+        self._logs = StepLogs(self)
+        self._logs.open()
+
     def close(self) -> None:
         """Close the pools. Threads that are still busy are left running, and processes are ended."""
         self._closed = True
         if self._step_task is not None:
             self._step_task.drop()
             self._step_task = None
+        if self._logs is not None:
+            self._logs.close()
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.close()

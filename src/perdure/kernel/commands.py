@@ -57,6 +57,8 @@ class StepSpec:
     queue: str = ""
     # Whether the journal records its arguments.
     record_inputs: bool = False
+    # The lowest level of log records that become chunks of its stream; 0: none do.
+    logs: int = 0
     # For a remote step: the policy from call options and rules, which is sent to its worker.
     sent: tuple[tuple[str, Any], ...] = ()
     # Whether its result is items, which are written to the store as they come.

@@ -14,6 +14,7 @@ from typing import Any, Generic, Never, ParamSpec, Self, TypeVar, get_args, over
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
+from perdure.errors import UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.ids import WrongValue, check_name
 from perdure.kernel.policies.durations import ENDLESS, duration
@@ -148,6 +149,7 @@ def step(
     stream: str | StreamMode | None = None,
     queue: str | None = None,
     record_inputs: bool = False,
+    logs: str | None = None,
 ) -> StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
@@ -162,6 +164,7 @@ def step(
     stream: str | StreamMode | None = None,
     queue: str | None = None,
     record_inputs: bool = False,
+    logs: str | None = None,
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(...), timeout=10)`.
 
@@ -172,11 +175,14 @@ def step(
     by default that of `Engine(stream=...)`.
     `queue`: a remote step, executed by an engine that serves this queue and has the step: `Engine(steps=[...])`.
     `record_inputs`: record its arguments in the journal, for `steps(id)` in processes without the code.
+    `logs`: log records of this level, such as "INFO", and above become chunks of its stream, 100 KiB per attempt.
     """
     mode = None if stream is None else stream_mode(stream)
     for option, given in (("at_most_once", at_most_once), ("cpu", cpu), ("record_inputs", record_inputs)):
         _flag(option, given)
-    decorator = StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs)
+    decorator = StepDecorator(
+        name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs, logs
+    )
     return decorator if fn is None else decorator.make(fn, 2)
 
 
@@ -194,8 +200,10 @@ class StepDecorator:
         stream: StreamMode | None = None,
         queue: str | None = None,
         record_inputs: bool = False,
+        logs: str | None = None,
     ) -> None:
         self._record_inputs = record_inputs
+        self._logs = 0 if logs is None else _level(logs)
         self._queue = "" if queue is None else check_queue(queue)
         self._name, self._retry, self._at_most_once, self._cpu = name, retry, at_most_once, cpu
         self._heartbeat, self._stream = heartbeat, stream
@@ -233,6 +241,9 @@ class StepDecorator:
             )
         if self._cpu and inspect.iscoroutinefunction(fn):
             raise TypeError(f"@step(cpu=True) {fn.__qualname__} runs in another process and must be a plain def")
+        if self._logs and (generator or self._cpu):
+            why = "its stream is its result" if generator else "it runs in another process"
+            raise TypeError(f"@step(logs=...) {fn.__qualname__} cannot have its log records as chunks: {why}")
         hints = hints_of(fn, depth + 1)
         returns, types = hints.get("return", Any), parameter_types(fn, hints)
         return _kind_of(fn)(
@@ -253,9 +264,21 @@ class StepDecorator:
                 errors=local_errors(fn, depth + 1),
                 queue=self._queue,
                 record_inputs=self._record_inputs,
+                logs=self._logs,
                 function="" if self._name in (None, fn.__name__) else _function_of(fn, self._name),
             )
         )
+
+
+LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+
+
+def _level(name: str) -> int:
+    """The number of a level of `logging`."""
+    found = LEVELS.get(name.upper()) if isinstance(name, str) else None
+    if found is None:
+        raise UsageError(f"@step(logs={name!r:.80}) is the name of a level: {', '.join(LEVELS)}")
+    return found
 
 
 def refuse_method(fn: Any, what: str) -> None:
