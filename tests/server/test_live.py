@@ -170,6 +170,20 @@ async def test_there_are_so_many_streams_at_once_and_the_rest_is_told_to_wait(en
         await heard.until(lambda heard: heard.status == 200)
 
 
+async def test_one_caller_does_not_take_the_streams_of_the_others(engine: Engine) -> None:
+    server = engine.asgi(access=lambda request: Access(request.headers["x-user"]))
+    async with AsyncExitStack() as stack:
+        greedy = [Listener(server, "events", x_user="eve") for _ in range(70)]
+        for one in greedy:
+            _ = await stack.enter_async_context(one)
+            await one.until(lambda heard: heard.status != 0)
+        assert [one.status for one in greedy] == [200] * 64 + [503] * 6
+        other = await stack.enter_async_context(Listener(server, "events", x_user="ann"))
+        await other.until(lambda heard: heard.status == 200)
+    async with Listener(server, "events", x_user="eve") as heard:
+        await heard.until(lambda heard: heard.status == 200)
+
+
 async def test_a_stream_shows_that_it_is_alive_and_ends_in_time(engine: Engine) -> None:
     run = await engine.run(order(1), until="rest")
     server = engine.asgi()
@@ -207,7 +221,7 @@ async def test_a_client_that_does_not_read_holds_up_the_reading_of_the_store() -
         pass
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
-        streams.open += 1
+        streams.take()
         await EventStream(streams, messages(), admit)(scope, receive, send)
 
     streams = Streams(StreamLimits(behind=10))

@@ -80,7 +80,9 @@ async def follow_store(call: Call[shapes.ChangesQuery, None]) -> EventStream:
 
 def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]]) -> EventStream:
     """Open a stream. Raises a Problem (503) when too many are open."""
-    call.service.streams.take()
+    # Without an access everyone is this machine: callers are not told apart.
+    caller = "" if call.access.by == "machine" else call.access.name
+    call.service.streams.take(caller)
 
     async def admit() -> None:
         now = await call.admit()
@@ -88,7 +90,7 @@ def opened(call: Call[Any, Any], messages: Callable[[], AsyncIterator[Message]])
             # What has been read is for the access of then. The client connects again, with the one of now.
             raise Problem(403, "access_changed", f"what {now.name} may see has changed", hint="connect again")
 
-    return EventStream(call.service.streams, messages(), admit)
+    return EventStream(call.service.streams, messages(), admit, caller)
 
 
 # The last event of a stream that cannot continue.

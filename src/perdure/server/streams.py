@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class StreamLimits:
     longest: float = 600.0
     """The longest a stream stays open; then the client reconnects, perhaps to another server."""
     at_once: int = 256
+    of_one: int = 64
+    """How many of them one caller may have, where callers are told apart."""
     behind: int = 256
     """How many messages are buffered for a slow client before reading from the store pauses."""
     exit_poll: float = 1.0
@@ -54,30 +57,45 @@ class Streams:
     def __init__(self, limits: StreamLimits = StreamLimits()) -> None:  # noqa: B008 - frozen
         self.limits = limits
         self.open = 0
+        self._by_caller: Counter[str] = Counter()
 
-    def take(self) -> None:
-        """Count one more. Raises a Problem (503) when too many are open."""
-        if self.open >= self.limits.at_once:
-            raise Problem(
-                503,
-                "too_many_streams",
-                f"{self.limits.at_once} streams are open, and that is the limit of this server",
-                hint="close some, or try again in a moment",
-                headers={"Retry-After": "5"},
-            )
+    def take(self, caller: str = "") -> None:
+        """Count one more, of a caller if they are told apart. Raises a Problem (503) when too many are open."""
+        limits = self.limits
+        if self.open >= limits.at_once:
+            raise _too_many(f"{limits.at_once} streams are open, and that is the limit of this server")
+        if caller and self._by_caller[caller] >= limits.of_one:
+            raise _too_many(f"{caller} has {limits.of_one} open streams, and that is the limit for one caller")
         self.open += 1
+        self._by_caller[caller] += 1
+
+    def release(self, caller: str = "") -> None:
+        """Count one less."""
+        self.open -= 1
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
+
+
+def _too_many(detail: str) -> Problem:
+    hint = "close some, or try again in a moment"
+    return Problem(503, "too_many_streams", detail, hint=hint, headers={"Retry-After": "5"})
 
 
 class EventStream:
     """An ASGI response that sends messages as they come, until they end or the time limit is reached.
 
-    `admit` raises a Problem once the caller may no longer see it.
+    `admit` raises a Problem once the caller may no longer see it. `caller` is whom it was counted for.
     """
 
     def __init__(
-        self, streams: Streams, messages: AsyncIterator[Message], admit: Callable[[], Awaitable[object]]
+        self,
+        streams: Streams,
+        messages: AsyncIterator[Message],
+        admit: Callable[[], Awaitable[object]],
+        caller: str = "",
     ) -> None:
-        self._streams, self._messages, self._admit = streams, messages, admit
+        self._streams, self._messages, self._admit, self._caller = streams, messages, admit, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the messages end, the time is over, or the client disconnects."""
@@ -90,7 +108,7 @@ class EventStream:
             with suppress(OSError):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._streams.open -= 1
+            self._streams.release(self._caller)
             await self._close()
 
     async def _close(self) -> None:
