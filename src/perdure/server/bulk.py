@@ -87,7 +87,7 @@ async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> s
             break
     more = cursor is not None or len(ids) > NAMED
     return shapes.BulkItem(
-        id=None, run_id=None, action=request.action, status=None, ids=ids[:NAMED], failures=failures, more=more
+        id=None, run_id=None, action=request.action, status=None, ids=ids[:NAMED], failures=failures[:NAMED], more=more
     )
 
 
