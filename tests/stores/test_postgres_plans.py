@@ -55,6 +55,20 @@ LISTS = [
 ]
 
 
+async def test_a_list_comes_in_order_from_its_index_before_there_are_statistics(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(postgres_url) as store:
+        await write_all(store, History("r").begin_as("a", finished()))
+        await sql(
+            postgres_url, "alter table perdure_runs set (autovacuum_enabled = off)", MANY.replace("4000", "40000")
+        )
+        for filter in (RunFilter(values=False), RunFilter(roots=True, built_in=False, cursor="r00002000")):
+            plan = await plan_of(store, lambda runs, filter=filter: runs.list(filter), monkeypatch)
+            assert "perdure_runs_pkey" in plan, plan
+            assert "Sort" not in plan, plan
+
+
 async def test_lists_and_counts_come_from_an_index(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for filter, index in LISTS:
         plan = await plan_of(store, lambda runs, filter=filter: runs.list(filter), monkeypatch)

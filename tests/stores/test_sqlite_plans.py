@@ -40,7 +40,7 @@ async def plan_of(
         (RunFilter(status=[RunStatus.FAILED], values=False), "perdure_runs_by_status"),
         (RunFilter(program="p", cursor="r5"), "perdure_runs_of_program"),
         (RunFilter(program="p", status=[RunStatus.COMPLETED], built_in=False), "perdure_runs_of_program"),
-        (RunFilter(), "PRIMARY KEY (run_id>? AND run_id<?)"),
+        (RunFilter(), "PRIMARY KEY (run_id<?)"),
         (RunFilter(tags={"a": "b"}, floor="r3"), "PRIMARY KEY (run_id>? AND run_id<?)"),
         (RunFilter(asking=True), "perdure_runs_by_approvals"),
         (RunFilter(asking=True, status=[RunStatus.PARKED, RunStatus.WAITING]), "perdure_runs_by_approvals"),

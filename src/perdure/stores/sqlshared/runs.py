@@ -60,7 +60,7 @@ FIRST_QUEUED = """
 # A filter that is not given compares a parameter with null, so that one statement serves every combination. Tags are
 # compared as encoded text: keys and values are strings, and equal strings are encoded alike.
 _FILTER = """
-    r.run_id < $1 and r.run_id >= $14
+    r.run_id < $1 and <floor>
       and ($2::text[] is null or r.status = any($2::text[]))
       and ($3::text is null or r.program = $3)
       and ($4::bool or substr(r.program, 1, 8) <> 'perdure.')
@@ -73,10 +73,14 @@ _FILTER = """
       and ($11::text is null or r.queue = $11)
       and ($12::float8 is null or r.created_at < $12)
       and ($13::text is null or substr(r.id, 1, length($13)) = $13)
-      and ($15::bool is false or r.root = '')
+      and ($15::bool is false or r.root <= '')
       and ($16::float8 is null or h.at >= $16)
     order by r.run_id desc limit $7
 """
+# PostgreSQL guesses how many rows of a table without statistics fit: few have a value or are in a range, a third is
+# below a value. Where it expects few, it sorts all. So there is no range without a floor, and `=` finds no roots.
+_FLOORED = compose(_FILTER, floor="r.run_id >= $14")
+_WHOLE = compose(_FILTER, floor="$14::text is not null")
 # An optional condition uses no index: what is few among many has statements of its own.
 _STATUS = {status: f"r.status = '{status.value}' and " for status in RunStatus}
 _PROGRAM = "r.program = $3 and "
@@ -191,7 +195,7 @@ class SharedRuns:
         self._sql = database
         self._get = self.run + " where r.run_id = $1"
         self._finished = self.run + _FINISHED
-        self._lists: dict[tuple[bool, str, tuple[str, ...]], str] = {}
+        self._lists: dict[tuple[bool, str, tuple[str, ...], str], str] = {}
 
     @staticmethod
     def columns(found: Sequence[Any]) -> Sequence[Any]:
@@ -225,7 +229,9 @@ class SharedRuns:
         match = filter.match
         values = filter.values or match is not None
         rows = await self._sql.read(
-            self._statement(values, match.field if match else "", self._indexes(filter)),
+            self._statement(
+                values, match.field if match else "", self._indexes(filter), _FLOORED if filter.floor else _WHOLE
+            ),
             filter.cursor or LAST,
             [status.value for status in filter.status] or None,
             filter.program,
@@ -260,17 +266,17 @@ class SharedRuns:
             return ("" if filter.program is None else _PROGRAM,)
         return tuple(by_status[status] for status in dict.fromkeys(filter.status))
 
-    def _statement(self, values: bool, field: str, indexes: tuple[str, ...]) -> str:
+    def _statement(self, values: bool, field: str, indexes: tuple[str, ...], rest: str) -> str:
         """One statement, also for several statuses: a run that changes its status is found exactly once."""
-        statement = self._lists.get((values, field, indexes))
+        statement = self._lists.get((values, field, indexes, rest))
         if statement is None:
             select = (self.run_and_head if values else self.without_values) + " where "
-            parts = [select + only + _MATCHES[field] + _FILTER for only in indexes]
+            parts = [select + only + _MATCHES[field] + rest for only in indexes]
             statement = parts[0]
             if len(parts) > 1:
                 parts = [compose("select * from (<part>) as p", part=part) for part in parts]
                 statement = " union all ".join(parts) + " order by 1 desc limit $7"
-            self._lists[values, field, indexes] = statement
+            self._lists[values, field, indexes, rest] = statement
         return statement
 
     async def nth(self, count: int, cursor: str | None = None) -> str | None:
