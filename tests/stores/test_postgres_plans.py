@@ -60,10 +60,8 @@ async def test_a_list_comes_in_order_from_its_index_before_there_are_statistics(
 ) -> None:
     async with opened(postgres_url) as store:
         await write_all(store, History("r").begin_as("a", finished()))
-        await sql(
-            postgres_url, "alter table perdure_runs set (autovacuum_enabled = off)", MANY.replace("4000", "40000")
-        )
-        for filter in (RunFilter(values=False), RunFilter(roots=True, built_in=False, cursor="r00002000")):
+        await sql(postgres_url, "alter table perdure_runs set (autovacuum_enabled = off)", MANY)
+        for filter in (RunFilter(values=False, limit=9), RunFilter(roots=True, built_in=False, limit=9)):
             plan = await plan_of(store, lambda runs, filter=filter: runs.list(filter), monkeypatch)
             assert "perdure_runs_pkey" in plan, plan
             assert "Sort" not in plan, plan
