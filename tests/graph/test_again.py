@@ -342,6 +342,88 @@ async def test_a_checkpoint_has_what_is_asked_beside_other_steps() -> None:
         assert {one.op: one.status for one in last.steps}["asked:0"] == "waiting"
 
 
+async def test_the_values_of_a_map_have_none_where_an_item_has_no_result() -> None:
+    def odd(v: int) -> int:
+        if v == 1:
+            raise ValueError(v)
+        return v
+
+    even = Graph([node(odd, inputs={"v": "v"}, when=lambda v: v != 2)], name="even", output="odd")
+    graph = Graph(
+        [
+            node(odd, name="each", inputs={"v": "items"}).map_over("v", on_error="none", limit=1),
+            node(even, inputs={"v": "items"}).map_over("v", on_error="none", limit=1),
+            node(odd, name="some", inputs={"v": "items"}).map_over("v", on_error="skip", limit=1),
+        ],
+        name="v",
+    )
+    async with OPEN("memory://", [graph]) as engine:
+        result = await engine.run(graph(items=[0, 1, 2, 3]), id="r")
+        values = await engine.values("r")
+        assert dict(result.output) == {name: values[name] for name in result.output}
+        assert values["each"] == [0, None, 2, 3]
+        assert values["even"] == [0, None, None, 3]
+        assert values["some"] == [0, 2, 3]
+
+
+async def test_a_failed_graph_inside_has_no_value() -> None:
+    def fail(x: int) -> int:
+        raise ValueError(x)
+
+    inner = Graph([node(fail)], name="inner", output="fail")
+    graph = Graph([inner], name="v")
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(x=1), id="r")).status is RunStatus.FAILED
+        assert await engine.values("r") == {"x": 1}
+
+
+async def test_a_value_that_a_condition_skipped_is_not_replaced_by_running_its_node() -> None:
+    skipped = step("maybe", "x", when=lambda x: x != "1")
+    graph = Graph([skipped, node(lambda maybe="none": maybe, name="end")], name="v", output="end")
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(x="1"), id="r")).output == "none"
+        with pytest.raises(UsageError, match="neither an input nor a value that the run has made"):
+            await engine.update_state("r", {"maybe": "given"})
+        with pytest.raises(UsageError, match="skipped by its `when`"):
+            await engine.update_state("r", {"maybe:0": "given"})
+        assert CALLS == []
+        result = await (await engine.update_state("r", {"maybe:0": True})).outcome()
+        assert result.output == "maybe(1)"
+
+
+async def test_in_a_loop_the_value_of_the_last_round_that_made_one_is_replaced() -> None:
+    graph = Graph(
+        [
+            node(lambda n: n + 1, name="n", inputs={"n": "n"}),
+            node(lambda n: n + 100, name="even", when=lambda n: n % 2 == 0),
+            node(lambda n, even=0: even, name="seen", outputs="log"),
+            route(targets=["n", END], name="again", inputs={"v": "n"}, after=["seen"])(lambda v: "n" if v < 3 else END),
+        ],
+        name="v",
+        loops=["n"],
+    )
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(n=0), id="r")).output == {"log": 0}
+        result = await (await engine.update_state("r", {"even": 7})).outcome()
+        assert result.output == {"log": 0}
+        assert {step.path: step.output for step in await engine.steps("r")}["seen:1"] == 7
+
+
+def total_of(rows: Any) -> int:
+    return int(sum(rows))
+
+
+async def test_a_long_list_is_replaced_by_itself() -> None:
+    each = node(lambda i: i + 1, name="each", inputs={"i": "items"}).map_over("i", chunk=1)
+    graph = Graph([each, node(total_of, name="sum", inputs={"rows": "each"})], name="v", output="sum")
+    async with OPEN("memory://", [graph]) as engine:
+        assert (await engine.run(graph(items=[1, 2, 3]), id="r")).output == 9
+        values = await engine.values("r")
+        assert list(values["each"]) == [2, 3, 4]
+        result = await (await engine.update_state("r", {"each": values["each"]})).outcome()
+        assert result.output == 9
+
+
 def sign_off_of(value: str) -> Any:
     return interrupt(answer=str, name="asked", inputs={"shown": value})(lambda shown: shown)
 

@@ -52,6 +52,7 @@ from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.step_records import chunks
 from perdure.kernel.values.arguments import named_input
+from perdure.kernel.values.items import parts_of
 from perdure.kernel.values.signatures import misfit
 from perdure.ports.appends import create
 
@@ -226,7 +227,8 @@ class Forks:
         given = (await self._base.payloads.with_input(batches)).input
         names = set(msgspec.json.decode(named_input(given, forks.claimed_names(batches))))
         for name, value in values.items():
-            made = (name, ()) if name in found else flow.maker(name, began)
+            made = (name, ()) if name in found else flow.maker(name, _ran(found, began))
+            _check_condition(name, value, found)
             chunk, _ = ("", "") if made is not None else chunk_of(name, began)
             if chunk:
                 there = await self._in_chunk(run.run_id, chunk, name)
@@ -248,7 +250,8 @@ class Forks:
                     f"{did_you_mean(name, {*flow.values, *names})}"
                 )
         again -= outcomes.keys()
-        self._check_types(run, flow, {**outcomes, **inside})
+        typed = {op: value for op, value in outcomes.items() if op not in found or found[op].kind != "when"}
+        self._check_types(run, flow, {**typed, **inside})
         changes = await self._input(run, batches, inputs) if inputs else {}
         started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
         past = rerun(
@@ -271,7 +274,8 @@ class Forks:
         began = {path: op.began for path, op in found.items()}
         outcomes: dict[str, Any] = {}
         for name, value in values.items():
-            op, path = (name, ()) if name in found else flow.maker(name, began) or (name, ())
+            op, path = (name, ()) if name in found else flow.maker(name, _ran(found, began)) or (name, ())
+            _check_condition(name, value, found)
             outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
         return outcomes
 
@@ -280,8 +284,11 @@ class Forks:
         codec = self._base.codec
         for op, value in outcomes.items():
             what = f"the value of {op}"
+            data = codec.encode(value, what)
+            if parts_of(data) is not None:
+                continue  # items are checked where they are read
             try:
-                codec.decode(codec.encode(value, what), flow.type_of(op), what)
+                codec.decode(data, flow.type_of(op), what)
             except NotDecodable as error:
                 raise refused(run.id, error) from error
 
@@ -504,6 +511,8 @@ class Forks:
         values = {}
         for path, value in edited.items():
             data, what = self._base.codec.encode(value, f"the value of {path}"), f"the value of {path}"
+            if parts_of(data) is not None:  # items as `values` gives them
+                data = bytes(await self._base.items.whole(Raw(data), self._base.codec.limit))
             inline = self._base.payloads.fits_inline(len(data), what)
             values[path] = Value(Raw(data), "" if inline else await self._base.payloads.offload(data, what))
         return values
@@ -573,6 +582,16 @@ def refused(id: str, error: Exception) -> Exception:
         return ForkRefused(id, f"{error.what} cannot be read as {error.type}: {error.reason}", _OTHER_VALUE)
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return error if isinstance(error, UsageError) else ForkRefused(id, reason.rstrip("."))
+
+
+def _ran(found: Mapping[str, Op], began: Mapping[str, int]) -> dict[str, int]:
+    """The ops without those that a condition skipped, which made no value."""
+    return {path: at for path, at in began.items() if found[path].kind != "when"}
+
+
+def _check_condition(name: str, value: Any, found: Mapping[str, Op]) -> None:
+    if name in found and found[name].kind == "when" and not isinstance(value, bool):
+        raise UsageError(f"{name} was skipped by its `when`, and made no value; give True, and it runs")
 
 
 def _has_kept(batches: Sequence[Batch]) -> bool:

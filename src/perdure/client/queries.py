@@ -490,12 +490,17 @@ class Queries:
                 value = Raw(b"")
                 if "/" in op:
                     pass  # of a graph inside
-                elif isinstance(event, StepSucceeded | ChildFinished):
+                elif isinstance(event, StepSucceeded) or (
+                    isinstance(event, ChildFinished) and event.status in (RunStatus.COMPLETED, RunStatus.BAILED)
+                ):
                     value = await load(event.blob, event.value)
                 elif isinstance(event, WaitResolved) and event.brings_value:
                     value = event.value
                 elif isinstance(event, ValueRecorded) and event.kind == "map":
                     value = _known_results(event.value)
+                if isinstance(event, StepOutcome | ChildFinished) and "/" not in op and flow.stands_for(op):
+                    # In place of the result of an item that has none.
+                    value = NULL if not value or why_no_result(value) is not None else value
                 if value and why_no_result(value) is None:
                     for name, made in flow.named(op, _with_items(op, plain_result(value), mapped)).items():
                         timeline.put(name, made)

@@ -163,8 +163,9 @@ class ItemBlobs:
         names = names_of(command)
         for number, annotation in enumerate(annotations):
             if not is_items(annotation):
+                load = partial(self._whole, bytes(inputs[number]), limit, leave=False)
                 try:
-                    inputs[number] = Raw(await self._whole(bytes(inputs[number]), limit, leave=False))
+                    inputs[number] = Raw(await self.patiently(load))
                 except _Beyond as beyond:
                     advice = f"annotate `{names[number]}: Items[...]`, which is read item by item"
                     what = f"the list {names[number]} of {command.op}"

@@ -105,6 +105,10 @@ class Dataflow(Protocol):
         """The values by name that the outcome of an op holds, as plain JSON."""
         ...
 
+    def stands_for(self, op: str) -> bool:
+        """Whether None stands for the result of an item that has none."""
+        ...
+
     @property
     def values(self) -> Iterable[str]:
         """The names of all values."""

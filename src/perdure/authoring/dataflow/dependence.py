@@ -25,6 +25,7 @@ from perdure.authoring.dataflow.plan import (
     outputs_of,
 )
 from perdure.authoring.dataflow.values import Value
+from perdure.kernel.chunks import chunk_range
 from perdure.kernel.program import Dataflow
 from perdure.kernel.values.codec import OwnDecoder
 
@@ -128,6 +129,12 @@ class Dependence(Dataflow):
         made = self._made.get(self._numbers.get(turn_of(op)[0], -1), ())
         parts = {name: encoded.part(path) for name, path in made}
         return {name: msgspec.json.decode(part.data) for name, part in parts.items() if part is not None}
+
+    def stands_for(self, op: str) -> bool:
+        """Whether None stands for the result of an item that has none."""
+        number = self._numbers.get(turn_of(op)[0]) if op.endswith("]") and chunk_range(op) is None else None
+        mapped = None if number is None else self._plan.nodes[number].mapped
+        return mapped is not None and mapped.on_error == "none"
 
     @property
     def values(self) -> Iterable[str]:
