@@ -15,7 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult, TraceIdRatioBased
 
 from bench.engine import alarm, sequence, sleeper, until_waiting, work
 from bench.workloads import MANY_AT_ONCE, SETTLE_SECONDS, START_BATCH, WAKING_RUNS, Value, emit, memory_mb
@@ -182,9 +187,38 @@ async def children(place: Place, scale: Scale) -> None:
     emit("engine", "children", scale.children[-1], seconds, durability=place.durability, **figures)
 
 
+class Share(Sampler):
+    """Samples a share of the runs, which may change: OpenTelemetry has one provider in a process."""
+
+    def __init__(self) -> None:
+        self.sampler = TraceIdRatioBased(0.0)
+
+    def should_sample(self, *arguments: Any, **named: Any) -> SamplingResult:
+        return self.sampler.should_sample(*arguments, **named)
+
+    def get_description(self) -> str:
+        return "a share of the runs"
+
+
+class Discard(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
 async def telemetry(place: Place, scale: Scale) -> None:
-    """Short runs, a hundred at a time, with telemetry off and with metrics on, in turn: microseconds of a step."""
-    settings = {"off": OFF, "on": Telemetry(metrics=True)}
+    """Short runs, a hundred at a time, with telemetry off, metrics on, and spans of a hundredth and of all runs, in
+    turn: microseconds of a step."""
+    share = Share()
+    provider = TracerProvider(sampler=share)
+    provider.add_span_processor(BatchSpanProcessor(Discard()))
+    trace.set_tracer_provider(provider)
+    spans = Telemetry(spans=True)
+    settings = {
+        "off": (OFF, 0.0),
+        "on": (Telemetry(metrics=True), 0.0),
+        "sampled": (spans, 0.01),
+        "traced": (spans, 1.0),
+    }
     each: dict[str, list[float]] = {name: [] for name in settings}
     steps = 10
 
@@ -194,17 +228,17 @@ async def telemetry(place: Place, scale: Scale) -> None:
             await asyncio.gather(*[engine.run(sequence(steps)) for _ in range(number)])
 
     for _ in range(scale.turns):
-        for name, setting in settings.items():
+        for name, (setting, sampled) in settings.items():
+            share.sampler = TraceIdRatioBased(sampled)
             async with place.engine(name, setting) as engine:
                 await engine.run(sequence(steps))
                 began = time.process_time()
                 await some(engine)
                 each[name].append((time.process_time() - began) / (scale.runs * steps))
-    off, on = (statistics.median(each[name]) * 1e6 for name in settings)
-    figures = {"off_us": round(off, 2), "on_us": round(on, 2)}
-    emit(
-        "engine", "telemetry", scale.runs * steps, on * scale.runs * steps / 1e6, durability=place.durability, **figures
-    )
+    costs = {name: statistics.median(each[name]) * 1e6 for name in settings}
+    figures = {f"{name}_us": round(cost, 2) for name, cost in costs.items()}
+    seconds = costs["on"] * scale.runs * steps / 1e6
+    emit("engine", "telemetry", scale.runs * steps, seconds, durability=place.durability, **figures)
 
 
 WORKLOADS: dict[str, Callable[[Place, Scale], Awaitable[None]]] = {

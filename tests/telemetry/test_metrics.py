@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from perdure import (
 )
 from perdure.engine.probe import Probe
 from perdure.telemetry import exposition, store_figures
-from perdure.telemetry.catalogue import BOUNDS, CATALOGUE, OTHER
+from perdure.telemetry.catalogue import BOUNDS, CATALOGUE, OTHER, OUTCOMES, STATUSES
 from perdure.telemetry.metrics import Metrics
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, crashed
 
@@ -301,6 +302,26 @@ def test_the_number_of_series_is_bounded() -> None:
         assert OTHER in names
         assert metrics.bounded(kind, f"{kind}-0", "of") == f"{kind}-0"
     assert metrics.bounded("step", "new", "of another program") == "new"
+
+
+def series(programs: int, steps: int, queues: int, *, buckets: bool, statuses: int = len(STATUSES)) -> int:
+    """How many series there are with so many names, each seen with so many statuses, and with two outcomes or all."""
+    outcomes = 2 if buckets else len(OUTCOMES)
+    values = {"program": programs, "step": steps, "queue": queues, "status": statuses, "outcome": outcomes, "state": 2}
+    values |= {"kind": 7, "reason": 3, "store": 1, "version": 1, "python": 1, "part": 1}
+    found = 0
+    for metric in CATALOGUE:
+        each = math.prod(values[label] for label in metric.labels)
+        found += each * (len(metric.buckets) + 2 if metric.kind == "histogram" and buckets else 1)
+    return found
+
+
+def test_the_number_of_series_is_what_the_guide_says() -> None:
+    """At worst every name there may be, with a histogram as one series; typically ten programs of five steps."""
+    most = series(BOUNDS["program"], BOUNDS["step"], BOUNDS["queue"], buckets=False)
+    typical = series(10, 5, 3, buckets=True, statuses=2)
+    assert 60_000 < most < 70_000
+    assert 1_300 < typical < 2_000
 
 
 async def test_steps_past_the_bound_are_counted_together() -> None:

@@ -559,7 +559,7 @@ async def test_every_attempt_has_one_span_in_every_mode(sdk: Collected, durabili
             with tracer().start_as_current_span("request"):
                 handle = await engine.start(zoo(), id="a")
                 with pytest.raises(AlreadyExists):
-                    await engine.start(zoo(), id="a", reuse="reject_duplicate")
+                    _ = await engine.start(zoo(), id="a", reuse="reject_duplicate")
             outcome = await handle.outcome()
             await engine.run(bailing(), id="b")
             events = [entry.event for id in ("a", "b") for entry in await engine.journal(id)]

@@ -75,8 +75,8 @@ class Start(Generic[R_co]):
 class StartTracing(Protocol):
     """Makes spans of starts."""
 
-    def start(self, program: str, given: str | None) -> AbstractContextManager[str | None]:
-        """A span around the start of a run. Gives the trace that the run continues."""
+    def start(self, program: str, given: str | None) -> AbstractContextManager[str] | None:
+        """A span around the start of a run, which gives the trace that the run continues. None if there is none."""
 
     def trace_of_caller(self) -> str | None:
         """The trace that the caller is in."""
@@ -103,8 +103,10 @@ class Starts:
         self._base.check_open()
         check_invocation(request.invocation, "start")
         if self.tracing is not None and not traced:
-            with self.tracing.start(request.invocation.name, request.trace) as trace:
-                return await self.start(replace(request, trace=trace), traced=True)
+            span = self.tracing.start(request.invocation.name, request.trace)
+            if span is not None:
+                with span as trace:
+                    return await self.start(replace(request, trace=trace), traced=True)
         if request.memo:
             return await self._start_with_memo(request)
         starting = await self._starting(request)

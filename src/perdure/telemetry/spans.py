@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from functools import partial
 from traceback import format_exception
@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 from opentelemetry.trace.span import TraceState
 
 from perdure import __version__
@@ -65,6 +75,7 @@ if TYPE_CHECKING:
     from perdure.engine.driver import Driver
     from perdure.engine.steps import Attempt
 
+_NO_CONTEXT = otel_context.Context()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -126,9 +137,9 @@ class Tracer:
         self._tracer = tracer
         return True
 
-    def samples(self, run_id: str, name: str, attributes: Mapping[str, Any]) -> bool:
+    def samples(self, run_id: str, name: str) -> bool:
         """Whether a run is recorded that no trace led to. By its derived trace id, so every process says the same."""
-        decided = self._sampler.should_sample(None, first_trace(run_id), name, SpanKind.CONSUMER, dict(attributes), ())
+        decided = self._sampler.should_sample(_NO_CONTEXT, first_trace(run_id), name, SpanKind.CONSUMER, {}, ())
         return bool(decided.decision.is_sampled())
 
     def span(
@@ -220,13 +231,18 @@ class Spans(Probe):
 
     # --- starts ---------------------------------------------------------------------------------------------------
 
+    def start(self, program: str, given: str | None) -> AbstractContextManager[str] | None:
+        """A span around the start of a run. None if the caller is in no trace: most are in none."""
+        if not given and trace.get_current_span() is INVALID_SPAN:
+            return None
+        text = check_trace(given) if given else self._safely(current_trace)
+        if not text:
+            return None
+        span = self._safely(self._begin_start, program, given) if is_sampled(text) else None
+        return nullcontext(text) if span is None else self._around(span)
+
     @contextmanager
-    def start(self, program: str, given: str | None) -> Iterator[str | None]:
-        """A span around the start of a run, if the caller is in a trace. Gives the trace that the run continues."""
-        span = self._safely(self._begin_start, program, given)
-        if span is None:
-            yield given or self._safely(current_trace) or None
-            return
+    def _around(self, span: Span) -> Iterator[str]:
         found = span.get_span_context()
         try:
             yield f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags & 1:02x}{_state(found)}"
@@ -238,8 +254,7 @@ class Spans(Probe):
             self.queue.put(partial(span.end, _nanoseconds(self._clock.now())))
 
     def _begin_start(self, program: str, given: str | None) -> Span | None:
-        text = check_trace(given) if given else current_trace()
-        if not text or not is_sampled(text) or not self._tracer.ready:
+        if not self._tracer.ready:
             return None
         name = self._names.bounded("program", program)
         parent = _context(place_of(given)) if given else otel_context.get_current()
@@ -248,7 +263,7 @@ class Spans(Probe):
 
     def trace_of_caller(self) -> str | None:
         """The trace that the sender of a signal is in."""
-        return self._safely(current_trace) or None
+        return None if trace.get_current_span() is INVALID_SPAN else self._safely(current_trace) or None
 
     def traced(self, driver: Driver, starts: Sequence[Start]) -> Sequence[Start]:
         """Runs that this one is about to start, with the trace that they continue, or are linked to."""
@@ -349,6 +364,9 @@ class Spans(Probe):
         return run
 
     def _sampled(self, driver: Driver, started: RunStarted) -> TracedRun | None:
+        program = self._names.bounded("program", started.program)
+        if not (is_sampled(started.trace) if started.trace else self._tracer.samples(driver.run_id, f"run {program}")):
+            return None
         attributes: dict[str, Any] = {
             "perdure.run.id": started.id,
             "perdure.run.run_id": driver.run_id,
@@ -357,18 +375,9 @@ class Spans(Probe):
             "perdure.program.version": started.version or None,
             "perdure.queue.name": started.queue or None,
         }
-        attributes = self._redacted(attributes)
-        program = self._names.bounded("program", started.program)
-        if started.trace:
-            if not is_sampled(started.trace):
-                return None
-        elif not self._tracer.samples(
-            driver.run_id, f"run {program}", {k: v for k, v in attributes.items() if v is not None}
-        ):
-            return None
         trail = Trail(driver.run_id, self._gap)
         trail.begin(started, driver.state.created_at)
-        return TracedRun(trail, program, attributes)
+        return TracedRun(trail, program, self._redacted(attributes))
 
     # --- attempts -------------------------------------------------------------------------------------------------
 
