@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from perdure import Engine, Queue, approval, child, lock, step, wait_signal, workflow
 from perdure.kernel.schedules.schedule import CONTROL
 from perdure.server import Access
+from tests.patience import PATIENCE
 from tests.server.conftest import client_of
 from tests.server.listener import Listener
 
@@ -45,16 +47,26 @@ async def theirs(thing: str) -> Any:
 
 @workflow
 async def asking(thing: str) -> Any:
-    import asyncio
-
     asked = asyncio.create_task(approval("hidden question", request=f"hidden {thing}"))
     return [await child(inner("shown")), await asked]
+
+
+@workflow
+async def holding() -> Any:
+    async with lock("shared"):
+        return await wait_signal("go")
+
+
+@workflow
+async def contending() -> Any:
+    async with lock("shared"):
+        return await wait_signal("go")
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
     queues = [Queue("ours", concurrency=1), Queue("hidden-queue", concurrency=1)]
-    async with Engine("memory://", [mine, inner, theirs, asking], queues=queues) as engine:
+    async with Engine("memory://", [mine, inner, theirs, asking, holding, contending], queues=queues) as engine:
         yield engine
 
 
@@ -121,6 +133,19 @@ async def test_locks_and_queues_are_those_of_runs_that_are_seen(engine: Engine) 
         assert [one["key"] for one in (await http.get("locks")).json()["locks"]] == ["lock-of-mine", "lock-of-theirs"]
         assert [one["name"] for one in (await http.get("queues")).json()["queues"]] == ["hidden-queue", "ours"]
         assert (await http.delete("locks/lock-of-theirs")).json()["locks"][0]["key"] == "lock-of-theirs"
+
+
+async def test_why_a_run_waits_names_no_run_that_is_not_seen(engine: Engine) -> None:
+    _ = await engine.run(holding(), id="hidden-holder", until="rest")
+    run = await engine.start(contending(), id="mine")
+    for programs, seen in ((("contending",), False), ((), True)):
+        async with seeing(engine, *programs) as http:
+            async with asyncio.timeout(PATIENCE):
+                while (why := (await http.get(f"runs/{run.run_id}")).json()["why"] or {}).get("kind") != "lock":
+                    await asyncio.sleep(0)
+            listed = (await http.get("runs", params={"why": "true", "program": "contending"})).json()["why"]
+            for text in (why["text"], listed[run.run_id]["text"]):
+                assert ("`shared`" in text, "hidden-holder" in text) == (True, seen), text
 
 
 @pytest.mark.parametrize("reuse", ["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running", None])

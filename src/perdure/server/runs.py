@@ -24,6 +24,7 @@ from perdure.kernel.values.redaction import Redaction, Removed
 from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter, Span
 from perdure.server import shapes
+from perdure.server.access import Access
 from perdure.server.paging import cursor, key_of
 from perdure.server.problems import FieldError, Problem
 from perdure.server.requested_run import RUN, RequestedRun
@@ -98,7 +99,7 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     if query.why:
         reasons = await service.client.reasons([_summary(row, head) for row, head, _ in seen])
         texts = {row.run_id: text for row, _, text in seen}
-        why = {id: _why(one, texts[id]) for id, one in reasons.items()}
+        why = {id: _why(one, texts[id], call.access) for id, one in reasons.items()}
     runs: list[shapes.RunItem] = []
     for some in sliced(seen):
         runs += [shapes.RunItem(**run_item(row, head)) for row, head, _ in some]
@@ -173,8 +174,11 @@ def _summary(row: RunRow, head: Head) -> RunSummary:
     return run_summary(Loaded(row), head)
 
 
-def _why(why: Why, text: Callable[[str], str]) -> shapes.WhyItem:
-    return shapes.WhyItem(why.kind, text(why.text), why.until)
+def _why(why: Why, text: Callable[[str], str], access: Access) -> shapes.WhyItem:
+    said = why.text
+    if why.kind == "lock" and access.programs is not None:
+        said = said.partition(" held by ")[0]  # the holder may be a run that the caller may not see
+    return shapes.WhyItem(why.kind, text(said), why.until)
 
 
 async def count_runs(call: Call[shapes.CountsQuery, None]) -> shapes.Counts:
@@ -277,7 +281,7 @@ async def _from_journal(run: RequestedRun) -> dict[str, Any]:
         "divergence": _divergence(run, parked),
         "continued_from": (started.continued_from or None) if started is not None and not run.child else None,
         "trace": (started.trace or None) if started is not None and not run.child else None,
-        "why": _why(reasons[row.run_id], run.text) if row.run_id in reasons else None,
+        "why": _why(reasons[row.run_id], run.text, run.access) if row.run_id in reasons else None,
         "graph": run.child in graphs if run.child else bool(started and started.structure),
     }
 
