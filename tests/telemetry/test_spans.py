@@ -28,6 +28,7 @@ from perdure import (
     RunStatus,
     StepTimeout,
     Telemetry,
+    UsageError,
     bail,
     child,
     continue_as,
@@ -478,6 +479,33 @@ async def test_without_an_sdk_there_are_no_spans_and_one_line(caplog: pytest.Log
     async with opened() as engine:
         assert [(await engine.run(plain(2))).output for _ in range(3)] == [2] * 3
     assert caplog.text.count("no OpenTelemetry SDK is set up") == 1
+
+
+def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "perdure.telemetry.spans", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=r"pip install 'perdure\[otel\]' opentelemetry-sdk"):
+        _ = Engine("memory://", [plain], telemetry=ON)
+
+
+async def test_replays_of_readers_make_no_spans(sdk: Collected) -> None:
+    async with opened() as engine:
+        handle = await engine.start(signalled(), id="a")
+        await handle.outcome(until="rest")
+        assert [one.inputs for one in await engine.steps("a", inputs=True)] == [{"n": 1}]
+        await settled(engine)
+    assert "of the body" not in sdk.names()
+
+
+async def test_an_engine_that_is_opened_again_makes_spans_again(sdk: Collected) -> None:
+    async with asyncio.timeout(PATIENCE):
+        engine = Engine(MemoryStore(), [plain], recovery=AT_ONCE, telemetry=ON)
+        for _ in range(2):
+            async with engine:
+                await engine.run(plain(1))
+    assert len(summaries(sdk, "plain")) == 2
+    assert_whole(sdk.spans)
 
 
 OFF = """
