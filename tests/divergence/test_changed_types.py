@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from perdure import Engine, RunStatus, call, connect
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import ForkRefused
+from perdure.graph import Graph, interrupt, node
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.stores.memory.store import MemoryStore
@@ -215,3 +217,42 @@ def test_the_table_is_the_same_in_every_process(tmp_path: Path) -> None:
         command = [sys.executable, "-c", code, str(tmp_path / "code"), str(Path(__file__).parents[2])]
         digests.add(subprocess.run(command, env={"PYTHONHASHSEED": seed}, check=True, capture_output=True).stdout)
     assert len(digests) == 1
+
+
+def graph(*members: str, inside: bool = False) -> Any:
+    """A graph that rates with a tier of these members, asks, and says which tier it was."""
+    tier = Enum("tier", members)  # type: ignore[misc]
+
+    def rate(n: Any) -> Any:
+        return tier["GOLD"]
+
+    def named(rate: Any, ask: Any) -> Any:
+        shop.executed.append(rate.name)
+        return rate.name
+
+    rate.__annotations__ = {"n": int, "return": tier}
+    named.__annotations__ = {"rate": tier, "ask": str, "return": str}
+    rates: Any = Graph([node(rate)], name="rates", output="rate").as_node("rate") if inside else node(rate)
+    ask = interrupt(answer=str, name="ask", inputs={"shown": "rate"})(lambda shown: "sure?")
+    return Graph([rates, ask, node(named)], name="graph", output="named")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_graph_is_parked_too(inside: bool) -> None:
+    before = graph("FREE", "GOLD", inside=inside)
+    after = graph("FREE", "SILVER", "GOLD", inside=inside)
+    safe = graph("FREE", "GOLD", "PLATINUM", inside=inside)
+    shop.executed.clear()
+    store = MemoryStore()
+    async with Engine(store, [before]) as engine:
+        run = await engine.start(call("graph", n=1), id="it")
+        await eventually(lambda: any(row.status is RunStatus.WAITING for row in store.journal.rows.values()))
+    assert (await verdict(store, [safe])).fit == "safe"
+    assert (await verdict(store, [after])).kind == "undecodable"
+    async with Engine(store, [after]) as engine:
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.PARKED)
+    assert shop.executed == []
+    async with Engine(store, [safe]) as engine:
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.WAITING)
+        await engine.approve("it", "ask", "yes")
+        assert await engine.handle("it").result() == "GOLD"

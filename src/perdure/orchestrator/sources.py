@@ -10,15 +10,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from perdure.errors import PerdureError
+from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.divergence.recorded_source import source_ids
-from perdure.kernel.divergence.source import NO_SOURCE, Source
+from perdure.kernel.divergence.source import NO_SOURCE, Source, decode_source
 from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.state import RunState
 from perdure.logs import log
-from perdure.ports.blobs import source_of
 from perdure.ports.store import Store
 
 # How long a claim waits at most until the source that it names is stored.
@@ -46,12 +45,16 @@ class ProgramSources:
         self._stored.set()
 
     async def read(self, batches: Sequence[Batch]) -> None:
-        """Read the sources that a run was executed with, unless they are known."""
+        """Read the sources that a run was executed with, unless they are known. Raises StoreUnavailable."""
         for code in source_ids(batches):
             if code not in self.recorded:
                 if len(self.recorded) >= MOST:
                     del self.recorded[next(iter(self.recorded))]
-                self.recorded[code] = await source_of(self._store.blobs, code) or NO_SOURCE
+                try:
+                    data = await self._store.blobs.get(code)
+                except Corrupt:
+                    data = None  # the run goes on as one from before sources were stored
+                self.recorded[code] = NO_SOURCE if data is None else decode_source(data)
 
     async def make_ready(self, started: RunStarted) -> None:
         """Store the source of the program that continues a run before its claim names it: a kill may follow at once."""

@@ -117,6 +117,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs: bool = False
     in_order: bool = False
     last: int = -1
+    # The table of what its runs have stored: see kernel/values/type_table.py.
+    types: str = ""
 
 
 _decode = msgspec.json.Decoder(Manifest).decode

@@ -22,6 +22,7 @@ from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.rules import StepNames
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.type_table import TableMaker
 
 
 class DataflowProgram(Program):
@@ -92,9 +93,29 @@ class DataflowProgram(Program):
     def source(self) -> Source:
         """Its structure, which is stored with its runs."""
         try:
-            return Source(structure=msgspec.json.encode(self.manifest()))
+            manifest = msgspec.structs.replace(self.manifest(), types=self._stored_types)
+            return Source(structure=msgspec.json.encode(manifest), types=manifest.types)
         except RecursionError:
             return NO_SOURCE  # programs in programs, a thousand deep: their runs are not explained
+
+    @cached_property
+    def _stored_types(self) -> str:
+        """The types of its inputs, of what its nodes return and of answers, also of those in the programs in it."""
+        made = TableMaker()
+        for name, annotation in self.types:
+            made.add(f"input {name.lstrip('*=')}", annotation)
+        work: list[Program] = [self]
+        while work:
+            program = work.pop()
+            for node in program.plan.nodes if isinstance(program, DataflowProgram) else ():
+                if node.kind == "step" and node.mapped is None:
+                    made.add(f"step {node.name}", node.returns)
+                elif node.question is not None:
+                    made.add(f"approval {node.question.name}", node.question.answer)
+                elif node.program is not None:
+                    made.add(f"child {node.program.name}", node.program.returns)
+                    work.append(node.program)
+        return made.table().encode()
 
     def rewired(self, recorded: Source, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
         """Both sides of a divergence, where a node takes a value from elsewhere than when it ran."""

@@ -145,7 +145,7 @@ def _refuse(program: Program, value: _Value, found: ChangedMeaning) -> NoReturn:
     source_map = program.source_map()
     defined = program.defined.source if program.defined is not None else ""
     lines = source_map.lines.get(name, ())
-    source = defined if kind == "input" else lines[0] if lines else ""
+    source = defined if kind == "input" else lines[0] if lines else value.source
     current = OpView(kind, value.op or program.name, name, source=source, code=source_map.code.get(source, ""))
     recorded = OpView(kind, value.op or program.name, name, source=value.source)
     title = f"{what} would be read as another {found.type}: {reason}."

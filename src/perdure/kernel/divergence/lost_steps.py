@@ -12,7 +12,7 @@ from perdure.errors import Diverged
 from perdure.kernel.divergence.advice import title_for, ways
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.source import NO_SOURCE, Source
-from perdure.kernel.events import Batch, ChildStarted, OutcomeKept, RunClaimed, RunForked, StepStarted
+from perdure.kernel.events import Batch, ChildStarted, OutcomeKept, RunClaimed, RunForked, RunStarted, StepStarted
 from perdure.kernel.ids import enclosing, op_name
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import NEW_CALL
@@ -61,6 +61,10 @@ def check_steps(
                     code, unchanged = event.code, event.code == program.source().digest()
                     if not unchanged and code in sources:
                         former.add(code)
+            elif kind is RunStarted:
+                assert isinstance(event, RunStarted)
+                if event.structure in sources and event.structure != program.structure:
+                    former.add(event.structure)
             elif isinstance(event, RunForked):
                 if event.code in sources and event.code != program.source().digest():
                     former.add(event.code)

@@ -92,4 +92,4 @@ def decode_source(data: bytes) -> Source:
         found = msgspec.json.decode(data, type=Source)
     except msgspec.DecodeError:
         return NO_SOURCE
-    return found if found.parts else Source(structure=data)
+    return found if found.parts else Source(structure=data, types=found.types)
