@@ -108,7 +108,7 @@ async def test_a_secret_is_nowhere_that_a_run_is_looked_at(
     spans = installed(monkeypatch, Collected())
     flow, file = written(tmp_path), tmp_path / "runs.db"
     store = f"sqlite:///{file}"
-    async with Engine(store, [flow], steps=[step(said, queue="desk")], telemetry=Telemetry(spans=True)) as engine:
+    async with Engine(store, [flow], steps=[step(queue="desk")(said)], telemetry=Telemetry(spans=True)) as engine:
         assert (await engine.run(flow(), id="r")).interrupt is not None
         await engine.approve("r", "ask", {"ok": True})
         result = await engine.handle("r").outcome()
