@@ -103,7 +103,7 @@ def test_what_is_wrong_with_repeat(tmp_path: Path) -> None:
         "steps, vars",
         "5:36 error F012 'b' is this step: its result in the last round is `last`",
         "5:65 warning F009 yes is text here; write true, false, null or a number, or quote it",
-        "5:65 error F010 until is an expression: write until: ${{ ... }}",
+        "5:65 error F010 until is an expression with `last`, the result of the last round, as in ${{ last.done }}",
         "5:75 error F002 this is a whole number from 1 on; this is a number",
         "6:10 error F002 a step is mapped or repeated, and not both; map a flow that repeats a step",
         "6:85 error F011 there is no 'lost' to refer to here; did you mean 'last'?",

@@ -46,6 +46,7 @@ from perdure.errors import ExpressionFailed, GraphInvalid, InvalidName, SignalTi
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
+from perdure.kernel.policies.durations import duration, parse_duration
 from perdure.kernel.policies.retry import Retry
 
 # Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself. No step
@@ -506,10 +507,15 @@ class Compiler:
 
     def _until(self, step: StepDef, repeat: RepeatDef) -> Draft:
         """The gate that leads back to a step until its condition holds."""
-        if isinstance(repeat.until.value, str) and "${{" not in repeat.until.value:
-            self._problems.add(repeat.until.mark, "F010", "until is an expression: write until: ${{ ... }}")
         scope, where = Scope(self._flow, self._job, last=step.id), self._where(repeat.until)
+        before = len(self._problems.found)
         made = template(repeat.until, scope, self._problems)
+        if step.id not in scope.names and len(self._problems.found) == before:
+            self._problems.add(
+                repeat.until.mark,
+                "F010",
+                "until is an expression with `last`, the result of the last round, as in ${{ last.done }}",
+            )
         # Where the step was skipped, it has no value, and there is no other round.
         wanted = Wanted("until", tuple(scope.names), compute=_filled(made, scope.names, (), where))
         self._before[step.id] += [name for name in wanted.values if name in self._ids and name != step.id]
@@ -584,7 +590,13 @@ class Compiler:
         if not isinstance(name, str) or "${{" in name:
             add(given["name"].mark, "F002", f"the name of a signal is text, without expressions; this is {name!r:.40}")
             right = False
-        named = isinstance(people, list) and people and all(isinstance(person, str) for person in people)
+        else:
+            try:
+                check_name(name, "the name of a signal")
+            except InvalidName as error:
+                add(given["name"].mark, "F002", str(error))
+                right = False
+        named = isinstance(people, list) and people and all(_is_person(person) for person in people)
         if "approvers" in plain and not named:
             add(given["approvers"].mark, "F002", "approvers is a list of names")
             right = False
@@ -649,6 +661,8 @@ class Compiler:
             right = all(one.level == "warning" for one in self._problems.found[before:])
             if made.secrets:
                 secrets[name] = made.secrets
+            elif made.constant is not None and right and component.kind == "sleep":
+                self._check_length(item, msgspec.json.decode(made.constant))
             elif made.constant is not None and right:
                 self._check_constant(step, component, name, item, made.constant)
             if step.map is None:
@@ -690,6 +704,11 @@ class Compiler:
             if parameter.name == name and (wrong := parameter.misfit(value)) is not None:
                 self._problems.add(item.mark, "F022", f"the argument {name} of {step.use.value}: {wrong}")
 
+    def _check_length(self, item: Item, given: Any) -> None:
+        length = parse_duration(given, bare=False) if isinstance(given, str) else duration(given)
+        if length is None or length < 0:
+            self._problems.add(item.mark, "F022", f"{given!r:.80} is no length of time; write seconds, or 90m")
+
     def _check_shell(self, step: StepDef, given: Mapping[str, Item]) -> None:
         """Note a command that is none, and warn of values that a shell would read as a part of one."""
         argv, shell = given.get("argv"), given.get("shell")
@@ -721,7 +740,8 @@ class Compiler:
         )
         if step.when is None:
             return needed or None
-        if isinstance(step.when.value, str) and "${{" not in step.when.value:
+        # A form, or an expression, unless it is settled.
+        if not is_form(step.when) and not isinstance(step.when.value, bool) and "${{" not in str(step.when.value):
             self._problems.add(step.when.mark, "F010", "when is an expression: write when: ${{ ... }}")
         return (*needed, self._wanted("holds", step.when, self._where(step.when)))
 
@@ -914,6 +934,10 @@ def _aside(spec: StepSpec) -> StepSpec:
 def _inside(stubs: Mapping[str, Any], job: str) -> dict[str, Any]:
     """What stands in for steps of a job, by their ids in it."""
     return {id.removeprefix(f"{job}."): one for id, one in stubs.items() if id.startswith(f"{job}.")}
+
+
+def _is_person(name: object) -> bool:
+    return isinstance(name, str) and name.strip() != "" and "\0" not in name
 
 
 def _nothing() -> None:

@@ -19,6 +19,8 @@ SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 # Names that mean something else in expressions, or are ops of perdure's own.
 RESERVED = frozenset({"vars", "END"})
+# What else expressions begin with: an item of a map has another name.
+TAKEN = frozenset({"input", "steps", "jobs", "vars", "resources", "env", "run", "secrets", "index", "last", "schedule"})
 # The key of what runs in the end, and the name of the node that it is.
 FINALLY = "finally"
 

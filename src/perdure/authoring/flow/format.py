@@ -26,6 +26,7 @@ from perdure.authoring.flow.definition import (
     SHARE,
     STATUSES,
     STEP_KEYS,
+    TAKEN,
     TEST_KEYS,
     TYPES,
     VARIABLE_KEYS,
@@ -48,9 +49,11 @@ from perdure.authoring.flow.definition import (
 from perdure.authoring.flow.scheduled import tried
 from perdure.authoring.flow.schemas import flaw, validator
 from perdure.authoring.flow.tree import Item, Mark, Problems, fields, places
+from perdure.authoring.flow.values import is_form
 from perdure.errors import UsageError
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.policies.durations import ENDLESS, UNITS, duration, parse_duration
+from perdure.kernel.policies.lock_keys import check_key
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.policies.start_options import placed
 from perdure.kernel.schedules.schedule import schedule_spec
@@ -277,11 +280,11 @@ class _Reader:
 
     def _final(self, root: Item, ids: Mapping[str, Mark], jobs: bool) -> JobDef | None:
         """The steps of `finally`, as a job."""
+        if FINALLY in ids and ("finally" in root.value or "workspace" in root.value):
+            self._problems.add(ids[FINALLY], "F003", f"{FINALLY!r} is the name of what runs in the end")
         item = root.value.get("finally")
         if item is None:
             return None
-        if FINALLY in ids:
-            self._problems.add(ids[FINALLY], "F003", f"{FINALLY!r} is the name of what runs in the end")
         steps = self._steps(root, FINALLY, FINALLY)
         for id in () if jobs else ids.keys() & self._ids:
             self._duplicate(id, self._ids[id], ids[id])
@@ -299,13 +302,24 @@ class _Reader:
 
     def _lock(self, item: Item) -> LockDef | None:
         if isinstance(item.value, str):
+            self._check_key(item)
             return LockDef(item, LOCK_TTL, None)
         if not self._is_object(item, "a lock") or not self._keys(item, LOCK_KEYS, "a lock", ("key",)):
             return None
+        self._check_key(item.value["key"])
         ttl = self._get(item, "ttl", self._duration)
         if ttl == 0:
             self._problems.add(item.value["ttl"].mark, "F002", "ttl is how long the lock of a dead run stays: not 0")
         return LockDef(item.value["key"], ttl or LOCK_TTL, self._get(item, "wait", self._duration))
+
+    def _check_key(self, item: Item) -> None:
+        """Note the key of a lock that is none, where that is known."""
+        if is_form(item) or (isinstance(item.value, str) and "${{" in item.value):
+            return
+        try:
+            check_key(item.plain())
+        except UsageError as error:
+            self._problems.add(item.mark, "F002", str(error))
 
     def _execution(self, item: Item, jobs: bool) -> bool:
         lazy: bool = self._one_of(item, ("all", "lazy")) == "lazy"
@@ -389,6 +403,15 @@ class _Reader:
             self._problems.add(item.value["tolerate"].mark, "F002", "with on_error: fail no item may fail")
         default: Literal["fail", "none"] = "fail" if tolerate is None else "none"
         name = self._get(item, "as", self._name) or "item"
+        if name in TAKEN:
+            self._problems.add(
+                item.value["as"].mark, "F002", f"{name!r} has a meaning in expressions; call items otherwise"
+            )
+        over = item.value["over"]
+        if not isinstance(over.value, list | str) and not is_form(over):
+            self._problems.add(
+                over.mark, "F002", f"over is a list, or an expression that gives one; this is {kind_of(over)}"
+            )
         return MapDef(item.value["over"], name, limit, tolerate, on_error or default)
 
     def _repeat(self, item: Item) -> RepeatDef | None:
