@@ -142,6 +142,24 @@ async def test_records_of_a_step_have_its_span(kept: Kept, monkeypatch: pytest.M
     assert kept.one("at the end")["trace_id"] == ""
 
 
+async def test_what_the_caller_gives_stays_and_a_second_look_changes_nothing(kept: Kept) -> None:
+    @step
+    async def own() -> None:
+        log.info("with an extra", extra={"op": "mine"})
+
+    @workflow
+    async def flow() -> None:
+        await own()
+
+    async with Engine("memory://", [flow], recovery=AT_ONCE) as engine:
+        await engine.run(flow(), id="a")
+    found = kept.one("with an extra")
+    assert (found["op"], found["run"]) == ("mine", "a")
+    [record] = [one for one in kept.records if one.getMessage() == "with an extra"]
+    assert LogContext().filter(record)  # as a queue has it, in another thread
+    assert (vars(record)["op"], vars(record)["run"]) == ("mine", "a")
+
+
 def test_a_wrong_option_is_refused() -> None:
     with pytest.raises(UsageError, match="drop_replayed"):
         LogContext(drop_replayed="yes")  # type: ignore[arg-type]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import suppress
 from typing import Any
 
 from perdure.engine.step_context import current
 from perdure.errors import UsageError
+from perdure.kernel.context import RunContext
 
 FIELDS = ("run_id", "run", "op", "attempt", "program", "trace_id", "span_id")
 
@@ -29,22 +31,29 @@ class LogContext(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields. False for a record that a replay repeats, where those are dropped."""
-        fields: dict[str, Any] = dict.fromkeys(FIELDS, "")
         body = _body()
-        if body is not None:
-            if self._drop and body.replaying:
-                return False
-            run = body.run_context()
-            fields |= {"run_id": run.run_id, "run": run.id, "program": run.program}
-        elif (step := current.get(None)) is not None:
-            run = step.run
-            # The key of a step ends with its op, in every process.
-            op = step.id.partition("/")[2]
-            fields |= {"run_id": run.run_id, "run": run.id, "program": run.program, "op": op, "attempt": step.attempt}
-        if body is None:
-            fields |= _trace()
-        record.__dict__.update(fields)
+        if body is not None and self._drop and body.replaying:
+            return False
+        fields: dict[str, Any] = dict.fromkeys(FIELDS, "")
+        # A log call must not fail for what it is told apart by.
+        with suppress(Exception):
+            fields |= _of_step() | _trace() if body is None else _of_run(body.run_context())
+        for name, value in fields.items():
+            # What the caller gave as `extra` stays, and what was found in the thread that made the record.
+            record.__dict__.setdefault(name, value)
         return True
+
+
+def _of_run(run: RunContext) -> dict[str, Any]:
+    return {"run_id": run.run_id, "run": run.id, "program": run.program}
+
+
+def _of_step() -> dict[str, Any]:
+    step = current.get(None)
+    if step is None:
+        return {}
+    # The key of a step ends with its op, in every process.
+    return {**_of_run(step.run), "op": step.id.partition("/")[2], "attempt": step.attempt}
 
 
 def _body() -> Any:
