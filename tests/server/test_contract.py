@@ -125,5 +125,6 @@ def test_answers_are_as_the_description_says(mode: GenerationMode) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_twenty_thousand_answers_are_as_the_description_says() -> None:
     assert storm(220, list(GenerationMode)) >= 20_000
