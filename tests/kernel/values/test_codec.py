@@ -873,3 +873,31 @@ def test_a_type_with_a_version_elsewhere_changes_no_other_value(
     without = encode(Codec(), value, WHAT)
     monkeypatch.setattr(Versions, "anywhere", True)
     assert encode(Codec(), value, WHAT) == without
+
+
+class Sparse(msgspec.Struct, omit_defaults=True, rename="camel", tag="sparse"):
+    first_one: int = 1
+    currency: str = "EUR"
+    places: list[str] = []
+    more: dict[str, int] = msgspec.field(default_factory=dict)
+    share: float | None = None
+
+
+class SparseRow(msgspec.Struct, omit_defaults=True, array_like=True):
+    cents: int
+    currency: str = "EUR"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Sparse(), Sparse(2, "CHF", ["a"], {"b": 1}, 0.5), Sparse(currency="".join(["EU", "R"])), SparseRow(5)],
+    ids=["defaults", "others", "an equal text", "by position"],
+)
+@pytest.mark.parametrize("encode", [Codec.encode, Codec.encode_inputs])
+def test_nor_does_it_store_what_a_struct_leaves_out(
+    value: object, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Versions, "anywhere", False)
+    without = encode(Codec(), [value], WHAT)
+    monkeypatch.setattr(Versions, "anywhere", True)
+    assert encode(Codec(), [value], WHAT) == without

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
@@ -417,11 +418,28 @@ class Shapes:
         return fields
 
 
+_STORED = (msgspec.NODEFAULT, None)
+
+
+@lru_cache(maxsize=1024)
+def _left_out(cls: type[msgspec.Struct]) -> dict[str, tuple[Any, Any]]:
+    """The defaults that a Struct does not store, by attribute, each with its factory."""
+    config = cls.__struct_config__
+    if not config.omit_defaults or config.array_like:
+        return {}
+    return {one.name: (one.default, one.default_factory) for one in msgspec.structs.fields(cls)}
+
+
 def _is_left_out(value: object, attribute: str) -> bool:
-    """Whether msgspec stores nothing for a field: the value was decoded without it, and only its class has a default.
+    """Whether msgspec stores nothing for a field: its Struct leaves out defaults, or only its class has the value.
 
     `Shapes.plain` leaves it out too, so that what is stored does not depend on a type with a version elsewhere.
     """
+    if isinstance(value, msgspec.Struct):
+        default, factory = _left_out(type(value)).get(attribute, _STORED)
+        item = getattr(value, attribute)
+        # As msgspec compares them: by identity, and the empty collections of a factory.
+        return item is default or (type(item) is factory and factory in (list, dict, set) and not item)
     return (
         attribute not in getattr(value, "__dict__", (attribute,))
         and dataclasses.is_dataclass(value)
