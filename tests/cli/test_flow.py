@@ -45,6 +45,10 @@ def test_run_graph_and_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert main(["flow", "run", str(file), "--id", "r", "--input", '{"n": 2}', "--store", store]) == 0
         assert json.loads(capsys.readouterr().out) == {"a": 3}
     assert main(["flow", "run", str(file), "--input", '{"n": "x"}', "--store", store]) == 2
+    assert main(["flow", "run", str(file), "--input", '{"m": 2}', "--store", store]) == 2
+    assert "there is no input 'm'; there is n; a flow takes an object" in capsys.readouterr().err
+    assert main(["flow", "run", str(file), "--input", "[2]", "--store", store]) == 2
+    assert "a flow takes an object with its inputs by name" in capsys.readouterr().err
     assert main(["flow", "graph", str(file)]) == 0
     assert "a" in capsys.readouterr().out
     assert main(["flow", "schema"]) == 0
@@ -135,7 +139,7 @@ def test_a_folder_of_flows_is_a_target_and_its_functions_are_found_from_here(
     assert json.loads(capsys.readouterr().out) == {"a": 8}
     assert main(["run", "flows/right.yaml", "--input", '{"n": 1}']) == 0
     Path("empty").mkdir()
-    assert main(["worker", "./empty/"]) == 2
+    assert main(["run", "./empty/"]) == 2
     assert "is a directory; write file.py:workflow, module:workflow or flow.yaml" in capsys.readouterr().err
 
 

@@ -33,12 +33,18 @@ def invocation(program: Program, given: str | None) -> Invocation[Any]:
 
 
 def _misfit(program: Program, error: TypeError, given: str | None, is_object: bool) -> str:
+    from perdure.authoring.flow.flow import Flow
+
     message = f"the input does not fit {program.name}{program.signature}: {error}"
     if given is None:
-        return f"{message}; pass it with --input, as JSON"
-    if is_object:
-        return f"{message}; an object passes arguments by name (to pass one object: --input '[{{...}}]')"
-    return f"{message}; a list passes arguments by position (to pass one list: --input '[[...]]')"
+        hint = "pass it with --input, as JSON"
+    elif isinstance(program, Flow):
+        hint = "a flow takes an object with its inputs by name"
+    elif is_object:
+        hint = "an object passes arguments by name (to pass one object: --input '[{...}]')"
+    else:
+        hint = "a list passes arguments by position (to pass one list: --input '[[...]]')"
+    return f"{message}{' ' if message.endswith('?') else '; '}{hint}"
 
 
 def read(given: str, option: str = "--input") -> Any:
