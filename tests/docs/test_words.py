@@ -18,7 +18,7 @@ WORDS = """
     program; graph, node; gate; turn; loop, round; map, item;
     batch, row; flow, component; definition; job, workspace; secret; override, profile;
     run; root run; child run; incarnation; sweep; op; op path;
-    step; stream, chunk; emit; event;
+    step; stream, chunk; stretch; emit; event;
     external event; command; journal; replay; store; blob; offload; setting; orchestrator; session; registration;
     heartbeat; lease, epoch; lease deadline; claim; fence; orphan; takeover; residency; evict; warm cache; catch up;
     poll; notify; change feed; gateway; deduplicate; quarantine; compensation; rule; fallback; schedule, tick;
