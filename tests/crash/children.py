@@ -105,6 +105,20 @@ def long_map(db: str, effects: str, at: int = 0, after: bool = False) -> dict[st
     return asyncio.run(main())
 
 
+def long_map_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """As `long_map`, under that id in a store of any kind."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(any_store_with(failpoint, url), [graphs.long_map], name=f"engine-{id}") as engine:
+            result = await engine.run(graphs.long_map(n=graphs.ITEMS), id=id)
+            items = [item.index for item in await engine.items(id, "squared:0", status="succeeded")]
+        return {"output": result.output, "items": items, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
 def graph_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """As `graph`, under that id in a store of any kind. Each id has an engine of its own."""
     programs.log_effects(effects)

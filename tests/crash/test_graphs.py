@@ -78,7 +78,8 @@ def test_a_map_in_chunks_killed_at_any_commit_loses_only_what_was_under_way(
 
 # A share takes each twelfth commit.
 SHARES = 12
-FEW = some([(bool((share + turn) % 2), share) for turn in range(2) for share in range(SHARES)], 2)
+ALL = [(bool((share + turn) % 2), share) for turn in range(2) for share in range(SHARES)]
+FEW, ONE = some(ALL, 2), some(ALL, 1)
 
 
 @pytest.mark.parametrize(("after", "share"), FEW)
@@ -99,6 +100,26 @@ async def test_a_graph_in_postgresql_killed_at_any_commit_goes_on_where_it_was(
         check(await journal_of(postgres_url, id), tmp_path / "effects", under_way)
         deaths += killed
     assert deaths >= 2
+
+
+@pytest.mark.parametrize(("after", "share"), ONE)
+async def test_a_map_in_chunks_in_postgresql_killed_at_any_commit_loses_only_what_was_under_way(
+    children: Children, tmp_path: Path, postgres_url: str, after: bool, share: int
+) -> None:
+    deaths = 0
+    for at in range(3 + share, MOST, 2 * SHARES):
+        id, effects = f"long-{at}", tmp_path / f"effects-{at}"
+        arguments = {"url": postgres_url, "effects": str(effects), "id": id}
+        deaths += await asyncio.to_thread(
+            children.start("long_map_in", tmp_path, **arguments, at=at, after=after).killed
+        )
+        ended = await asyncio.to_thread(children.start("long_map_in", tmp_path, **arguments).result)
+        assert ended["output"] == sum(number * number for number in range(ITEMS))
+        assert ended["items"] == list(range(ITEMS))
+        executed = Counter(effect.op for effect in read_effects(effects))
+        assert {f"squared:0[{number}]" for number in range(ITEMS)} < set(executed)
+        assert set(executed.values()) <= {1, 2}
+    assert deaths
 
 
 async def journal_of(url: str, id: str) -> Journal:

@@ -244,7 +244,7 @@ def _with_a_loop(draw: st.DrawFn, specs: list[Spec], before: list[Spec]) -> tupl
     """Let a gate lead back to a node before it, or let a node take a value of one behind it; as it was `before`."""
     entries = [spec for spec in specs if spec.kind == "step" and not spec.over and "again" not in _names(spec)]
     for entry in draw(st.permutations(entries)):
-        behind = _descendants(before, entry.name)
+        behind = descendants(before, entry.name)
         gates = [spec for spec in specs if spec.name in behind and spec.kind == "gate"]
         makers = [
             spec for spec in specs if spec.name in behind and spec.outputs and not spec.outputs[0].endswith("_one")
@@ -283,9 +283,12 @@ def _before(specs: list[Spec], name: str) -> set[str]:
     return {other.name for other in specs if set(other.outputs) & values or name in other.targets} | set(spec.after)
 
 
-def _descendants(specs: list[Spec], name: str) -> set[str]:
-    found: set[str] = set()
-    for spec in specs:  # in the order of a topological sort
-        if _before(specs, spec.name) & (found | {name}):
-            found.add(spec.name)
+def descendants(specs: list[Spec], name: str) -> set[str]:
+    """The nodes behind one, also through rounds of loops."""
+    found, more = set[str](), [name]
+    while more:
+        now = more.pop()
+        new = {spec.name for spec in specs if now in _before(specs, spec.name)} - found
+        found |= new
+        more += new
     return found

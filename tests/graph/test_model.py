@@ -29,7 +29,7 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import op_name
 from perdure.kernel.values.items import parts_of
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Pause, Report, Sender, Simulation
-from tests.graph.plans import INPUTS, build, plans
+from tests.graph.plans import INPUTS, build, descendants, plans
 from tests.graph.reference import Expected, Plan, Spec, answer_to
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -282,3 +282,32 @@ def test_any_value_that_is_replaced_runs_again_what_depends_on_it_and_nothing_el
     # What gives another value now has run again; what did not depend on the value has not.
     assert changed & ran - maker <= executed <= ran - maker
     assert {op for op in executed if op in before.turns and before.turns[op].how == "ran"} <= said
+
+
+@search(10)
+@given(plans("blobs", "nested", "maps", "loops", size=8), st.data())
+def test_any_op_that_a_run_goes_back_to_runs_again_with_what_depends_on_it_and_nothing_else(
+    plan: Plan, data: st.DataObject
+) -> None:
+    expected = Expected(plan, INPUTS)
+    ops = sorted(op for op, end in expected.turns.items() if is_step(plan, op) and end.how == "ran")
+    if expected.failed or not ops:
+        return
+    op = data.draw(st.sampled_from(ops))
+    graph, simulation = build(plan), Simulation(0)
+    used = {one: value for one, value in INPUTS.items() if one in {**graph.inputs.required, **graph.inputs.optional}}
+
+    async def go_back() -> tuple[Any, list[str]]:
+        async with simulation.engine([graph], limits=LIMITS) as engine:
+            _ = await engine.run(graph(**used), id="run-0")
+            simulation.monitor.executions.clear()
+            result = await (await engine.time_travel("run-0", op, new_id="run-1")).outcome()
+            return result.output, [execution.op for execution in simulation.monitor.executions]
+
+    output, executed = simulation.play(go_back())
+    assert dict(output) == expected.outputs()
+    assert executed.count(op) == 1
+    assert len(set(executed)) == len(executed)
+    node = op_name(op.partition("/")[0]).partition("[")[0]
+    behind = descendants([*plan.nodes], node) | {node}
+    assert {op_name(one.partition("/")[0]).partition("[")[0] for one in executed} <= behind
