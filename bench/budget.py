@@ -41,6 +41,9 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The entry of the table with what does not depend on the version of Python.
 ANY = "any"
 OF_ANY = frozenset({"files", "statements", "commits"})
+# By how much the blocks of a run may be above the table: only those of up to 512 bytes are counted, so that a few of them
+# depend on how long the path of the checkout is.
+SLACK = 2.0
 FIGURES = ("calls", "files", "objects", "blocks", "statements", "commits")
 HOW_TO_UPDATE = """
 Compare `python -m bench.budget --calls WORKLOAD` before and after the change. If it is worth it, write the table with
@@ -449,7 +452,7 @@ def grown(table: Table, costs: Mapping[str, Costs]) -> list[str]:
         for unit, figures in units.items()
         for budget in [budget_of(table, name, unit)]
         for figure, cost in figures.items()
-        if cost > budget.get(figure, math.inf)
+        if cost > budget.get(figure, math.inf) + (SLACK if (unit, figure) == ("run", "blocks") else 0.0)
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -32,9 +32,11 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import SignalKey, address
-from perdure.kernel.plan import Start
 from perdure.kernel.state import REDACTED, OpenOp, RunState
 from perdure.kernel.values.failures import Failure
+
+if TYPE_CHECKING:
+    from perdure.kernel.plan import Start
 
 T_co = TypeVar("T_co", covariant=True)
 V = TypeVar("V")

@@ -17,6 +17,7 @@ from typing import Any
 from perdure.authoring.code.bytecode import instructions
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.policies.rules import StepNames
+from perdure.kernel.values.raised import contained, is_a
 
 # The limit of objects that are visited.
 MOST = 1000
@@ -77,12 +78,13 @@ class Walk:
                 return
             try:
                 self._inspect(found, attributes)
-            except Exception:  # a proxy object may raise anything
+            except BaseException as error:  # a proxy object may raise anything
+                contained(error)
                 self.complete = False
 
     def _inspect(self, found: Any, attributes: frozenset[str]) -> None:
-        spec = own(found, "spec")
-        if isinstance(spec, StepSpec):
+        spec = spec_of(found)
+        if spec is not None:
             self._step(spec)
         elif isinstance(found, FunctionType):
             self._function(found)
@@ -186,11 +188,18 @@ _PLAIN = {
 
 
 def own(found: Any, name: str) -> Any:
-    """An instance attribute, read without calling properties."""
+    """An instance attribute, read without calling properties. None if there is no such attribute to be read."""
     try:
         return vars(found).get(name)
-    except TypeError:
+    except BaseException as error:  # it has none; or it is a proxy, or of a metaclass, that raises whatever it likes
+        contained(error)
         return None
+
+
+def spec_of(found: Any) -> StepSpec | None:
+    """What a step is executed with; None for anything else."""
+    spec = own(found, "spec")
+    return spec if is_a(spec, StepSpec) else None
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-from perdure.authoring.code.call_graph import Walk, codes_of, is_users, own
+from perdure.authoring.code.call_graph import Walk, codes_of, is_users, spec_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.stored_types import type_table
 from perdure.kernel.commands import StepSpec
@@ -55,8 +55,8 @@ class _Functions(Walk):
         if self.complete and not self.by_name:
             return []
         modules = {id(function.__globals__): function.__globals__ for function in self.functions}
-        found = (own(one, "spec") for names in modules.values() for one in list(names.values()))
-        return [spec for spec in found if isinstance(spec, StepSpec) and spec.name not in self.steps]
+        found = (spec_of(one) for names in modules.values() for one in list(names.values()))
+        return [spec for spec in found if spec is not None and spec.name not in self.steps]
 
     def _function(self, function: FunctionType) -> None:
         super()._function(function)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.authoring.code.call_graph import BY_NAME, Walk, codes_of, instructions_of, is_users, own
+from perdure.authoring.code.call_graph import BY_NAME, Walk, codes_of, instructions_of, is_users, own, spec_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, step
 from perdure.kernel.commands import StepSpec
@@ -331,8 +331,8 @@ class _SourceWalk(Walk):
 
     def _refer(self, name: str, found: Any, code: CodeType, line: int | None) -> None:
         """Note what the code loads under a name: a step, or what it may call as it is."""
-        spec = own(found, "spec")
-        if isinstance(spec, StepSpec):
+        spec = spec_of(found)
+        if spec is not None:
             self.called.add(spec.name)
             return
         if line is not None and found is step:
@@ -381,8 +381,8 @@ class _SourceWalk(Walk):
 
 def _called_name(owner: Any) -> str:
     """The name of a step or of a workflow in code; empty for anything else."""
-    spec = own(owner, "spec")
-    if isinstance(spec, StepSpec):
+    spec = spec_of(owner)
+    if spec is not None:
         return spec.name
     return owner.name if isinstance(owner, Program) and isinstance(own(owner, "fn"), FunctionType) else ""
 
