@@ -41,7 +41,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The entry of the table with what does not depend on the version of Python.
 ANY = "any"
 OF_ANY = frozenset({"files", "statements", "commits"})
-# By how much the blocks of a run may be above the table: only those of up to 512 bytes are counted, so that a few of them
+# By how much the blocks of a run may be above the table: only those of up to 512 bytes are counted, so a few of them
 # depend on how long the path of the checkout is.
 SLACK = 2.0
 FIGURES = ("calls", "files", "objects", "blocks", "statements", "commits")

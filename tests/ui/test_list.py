@@ -11,8 +11,8 @@ from tests.ui import shop
 from tests.ui.conftest import Shop
 
 
-def test_filters_stand_in_the_address_and_come_back_with_it(page: Page, shop_server: Shop) -> None:
-    page.goto(shop_server.url)
+def test_filters_stand_in_the_address_and_come_back_with_it(page: Page, still_shop: Shop) -> None:
+    page.goto(still_shop.url)
     expect(page.get_by_role("link", name="broke")).to_be_visible()
     page.get_by_label("Filter").fill("customer:ann program:fulfil")
     page.keyboard.press("Enter")
@@ -27,8 +27,8 @@ def test_filters_stand_in_the_address_and_come_back_with_it(page: Page, shop_ser
     expect(page.get_by_role("link", name="broke")).to_have_count(0)
 
 
-def test_runs_are_found_by_their_values_and_by_the_beginning_of_their_id(page: Page, shop_server: Shop) -> None:
-    page.goto(shop_server.url)
+def test_runs_are_found_by_their_values_and_by_the_beginning_of_their_id(page: Page, still_shop: Shop) -> None:
+    page.goto(still_shop.url)
     page.get_by_label("Filter").fill("input.order.customer=ida")
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="broke")).to_be_visible()
@@ -78,8 +78,8 @@ def test_the_live_view_can_be_paused(page: Page, shop_server: Shop) -> None:
     expect(page.get_by_role("row", name="unseen-1")).to_be_visible()
 
 
-def test_children_are_folded_under_their_root(page: Page, shop_server: Shop) -> None:
-    page.goto(f"{shop_server.url}?q=order-18")
+def test_children_are_folded_under_their_root(page: Page, still_shop: Shop) -> None:
+    page.goto(f"{still_shop.url}?q=order-18")
     expect(page.get_by_role("row")).to_have_count(2)
     page.get_by_role("button", name="Children of order-18").click()
     expect(page.get_by_role("link", name="pack:0")).to_be_visible()
@@ -99,8 +99,8 @@ def test_failures_are_grouped_by_their_kind(page: Page, still_shop: Shop) -> Non
     expect(page.get_by_role("link", name=re.compile("^books-"))).to_have_count(0)
 
 
-def test_columns_and_views_are_remembered(page: Page, shop_server: Shop) -> None:
-    page.goto(f"{shop_server.url}?program=fulfil&status=failed")
+def test_columns_and_views_are_remembered(page: Page, still_shop: Shop) -> None:
+    page.goto(f"{still_shop.url}?program=fulfil&status=failed")
     page.get_by_role("button", name="Columns").click()
     page.get_by_label("Owner").check()
     page.get_by_label("Tag customer").check()
@@ -109,7 +109,7 @@ def test_columns_and_views_are_remembered(page: Page, shop_server: Shop) -> None
     page.get_by_role("button", name="Views").click()
     page.get_by_label("Name of the view").fill("bad orders")
     page.keyboard.press("Enter")
-    page.goto(shop_server.url)
+    page.goto(still_shop.url)
     expect(page.get_by_role("columnheader", name="customer")).to_be_visible()
     page.get_by_role("button", name="Views").click()
     page.get_by_role("link", name="bad orders").click()
@@ -132,8 +132,8 @@ def test_long_lists_are_read_by_the_page_and_drawn_by_the_window(page: Page, sho
     assert page.locator("tbody tr").count() < 80
 
 
-def test_the_list_is_walked_with_keys(page: Page, shop_server: Shop) -> None:
-    page.goto(f"{shop_server.url}?q=order-1&status=completed")
+def test_the_list_is_walked_with_keys(page: Page, still_shop: Shop) -> None:
+    page.goto(f"{still_shop.url}?q=order-1&status=completed")
     expect(page.get_by_role("link", name="order-12")).to_be_visible()
     page.keyboard.press("j")
     page.keyboard.press("j")
