@@ -110,11 +110,6 @@ def produced(type: Any) -> list[Any]:
     return [way, made(type, outputs="it"), made(type, "other", outputs="it"), ask(), takes(type, "it")]
 
 
-def stood_in(type: Any) -> Any:
-    """A value for which a bound one stands in if it is skipped."""
-    return [made(type, when=lambda x: True), ask(), takes(type)]
-
-
 def code(type: Any) -> Any:
     @workflow(name="code")
     async def run(value: Any, ask: int) -> int:

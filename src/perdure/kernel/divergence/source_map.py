@@ -54,11 +54,6 @@ class SourceMap(msgspec.Struct, frozen=True):
         there = [arms for place, arms in self._places(recorded) if _file(place) == _file(current.source)]
         return bool(there) and all(_exclude(a, b) for a in here for b in there)
 
-    def stands_before(self, recorded: OpView, current: OpView) -> bool:
-        """Whether the recorded op is mentioned only above the current one."""
-        places = [place for place in self.of(recorded) if _file(place) == _file(current.source)]
-        return bool(places) and all(_line(place) < _line(current.source) for place in places)
-
     def arms_at(self, op: OpView, place: str) -> Arms:
         """The conditions around a mention of the op."""
         return next((arms for found, arms in self._places(op) if found == place), ())
@@ -103,8 +98,3 @@ def _exclude(a: Arms, b: Arms) -> bool:
 
 def _file(source: str) -> str:
     return source.rpartition(":")[0]
-
-
-def _line(source: str) -> int:
-    number = source.rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
