@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.execution import OPEN, DataflowExecution
+from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.lookup import OPEN
 from perdure.authoring.dataflow.maps import ItemMap, columns_of
 from perdure.authoring.dataflow.plan import Argument, Input, Node, Output, Plan, Region
 from perdure.authoring.dataflow.values import Value, path_key
@@ -42,7 +43,7 @@ class ChunkExecution(DataflowExecution):
         super().__init__(plan, msgspec.structs.replace(started, input=NULL), codec, past)
         # Its items are in memory once.
         self._chunk = msgspec.structs.replace(chunk, arguments={}, over={})
-        self._input = {name: Value(value) for name, value in {**chunk.arguments, **chunk.over}.items()}
+        self._lookup.input = {name: Value(value) for name, value in {**chunk.arguments, **chunk.over}.items()}
         self._turns[0] = turn
         assert started.remote is not None
         self.patches = dict(started.remote.patches or {})
@@ -60,7 +61,7 @@ class ChunkExecution(DataflowExecution):
         assert mapped is not None
         columns = columns_of(op, mapped.over, arguments)
         self._status[number] = OPEN
-        self._input = {}
+        self._lookup.input = {}
         self._maps[number] = ItemMap(
             self._named, arguments, columns, chunk.window, chunk.most, chunk.count, chunk.first, chunk.batch
         )

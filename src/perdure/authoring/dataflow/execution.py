@@ -1,40 +1,61 @@
 """One run of a plan: a state machine that takes events and returns commands.
 
-Each node counts the nodes that it still waits for. An outcome lowers the counters of the nodes behind it; those at zero
-have their turn, in the order of their numbers. A turn ends in a command, or at once: a gate decides, a node is skipped.
-The cost of an event is the number of nodes behind the one that ended. Nothing here depends on anything but the events.
+In each round of its loop, a node has one of six statuses:
+
+    WAITING ──► OPEN ──► DONE      it has a value
+       │         ├─────► SKIPPED   it ran, and policy or `on_error` lets the run go on without its value
+       │         └─────► FAILED
+       ├───────────────► SKIPPED   no gate chose it, its `when` is false, or a value that it requires was skipped
+       └───────────────► BLOCKED   a node that it needs has failed
+
+*Whose turn it is.* Each node counts the nodes that it still waits for. When a node ends, in whatever status, the
+counters of its consumers go down, and those at zero have their turn, in the order of their numbers. So the cost of an
+event is the number of consumers of the node that ended.
+
+*A turn* (`_turn`) goes through gates, values, the condition and the lock. Each of them can end it without a command; a
+decision that raises fails the node. Otherwise the node is `OPEN`, and a command begins its op. If a turn needs a value
+that is in a blob, or the lock, a callback continues it once that has come.
+
+*Which events matter.* `RunClaimed` gives the run its input, and the nodes that wait for nothing begin. The outcome of
+an op ends its node, or an item of its map, and further items may begin. `CancelRequested` stops the run. `loaded` is no
+event: it brings a value that a `LoadValue` asked for.
+
+*Loops* are regions of the plan. When all nodes of a region have ended, either they wait again, with the carried values
+in `Lookup.carry` (another round), or the counters of the nodes that use the loop's values go down.
+
+*The end.* The run ends when region 0 has ended. After a failure or a cancellation it is *stopping*: no node begins, and
+the run ends when the open children have ended, and the open steps too unless it was cancelled. The last node, if the
+plan has one, runs after that.
+
+Nothing here depends on anything but the events. `lookup.py` finds values, `op_history.py` knows what was recorded
+before, `maps.py` chooses the next items of a map.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.changes import explain
 from perdure.authoring.dataflow.lists import LongLists, Reader, Readers, Unread
+from perdure.authoring.dataflow.lookup import BLOCKED, DONE, FAILED, OPEN, SKIPPED, WAITING, Lookup
 from perdure.authoring.dataflow.maps import ChunkMap, Column, ItemMap, chunk_size, columns_of, most_failures, window_of
+from perdure.authoring.dataflow.op_history import OpHistory
 from perdure.authoring.dataflow.plan import (
     STATUS,
     Absent,
     Argument,
-    Carried,
-    Collect,
-    Computed,
-    Const,
     Decision,
-    FirstOf,
-    Input,
     Lock,
     Node,
-    Output,
     Plan,
     Question,
-    Source,
     outputs_of,
     passed_on,
 )
@@ -53,7 +74,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.batches import ROW, failed_row
-from perdure.kernel.chunks import DRAIN, ChunkInput, MapShape
+from perdure.kernel.chunks import DRAIN, MapShape
 from perdure.kernel.commands import (
     UNDECODED,
     CancelOp,
@@ -95,8 +116,6 @@ from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
 
-# What has become of a node in this round. From FAILED on, nodes that need it cannot run.
-WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
 _NONE = Value(b"null")
 # Where a step says that it found nothing to do, and how.
 _STATUS, NO_DATA = ("status",), b'"no_data"'
@@ -130,11 +149,30 @@ class DataflowExecution(Execution):
     # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
     by_data = True
 
-    # Nodes that failed in this round, and others run instead of. Of the class until there is one: few programs have
-    # any.
-    _caught: frozenset[int] = frozenset()
     # Whether it is a chunk of a map, of which the map is recorded elsewhere.
     _is_chunk = False
+
+    # What few runs have is an attribute of the class until a run has it: an instance with more than 30 attributes needs
+    # a dict of its own.
+    #
+    # Nodes that failed in this round and that another node runs instead of.
+    _caught: frozenset[int] = frozenset()
+    # By blob: outcomes whose values are being loaded, and values that the result needs.
+    _awaited: dict[str, list[StepSucceeded | ChildFinished | Value | LongLists | Unread]] | None = None
+    # By node: whether its value is passed on unread, and can stay in its blob. Empty until a value is in one.
+    _passed_on: Sequence[bool] = ()
+    # By node: the op that holds its lock; while a node waits for its lock, the key and the node's arguments.
+    _locks: dict[int, str] | None = None
+    _locking: dict[int, tuple[str, dict[str, Value]]] | None = None
+    # The node that found no data, because of which the rest is skipped; -1: none.
+    _no_data = -1
+    # The first failure, and the cancellation.
+    _failure: Failure | None = None
+    _cancelled: CancelRequested | None = None
+    # How the run ends once the last node has ended.
+    _end: Finish | None = None
+    # Turns that did not run, for a caller that sets this to a list.
+    noted: list[NotRun] | None = None
 
     def __init__(
         self,
@@ -148,57 +186,38 @@ class DataflowExecution(Execution):
         self._plan, self._started, self._codec, self._past = plan, started, codec, past
         # What callers call inputs, with the names that the plan has for them.
         self._check_input, self._renamed = check_input, renamed
-        self._recorded = started.recorded or {}
         self._structure = ""
         self._at = 0.0
         self._commands: list[Command] = []
-        count = len(plan.nodes)
-        # By node: what has become of it in this round, its value, what it still waits for, and its turns so far.
-        self._status = [WAITING] * count
-        self._values: list[Value | None] = [None] * count
+        self._lookup = lookup = Lookup(plan, started, codec)
+        # By node: its status and its value in this round, how many nodes it still waits for, and its turns so far.
+        self._status, self._values = lookup.status, lookup.values
         self._unmet = list(plan.waits)
-        self._turns = [0] * count
+        self._turns = [0] * len(plan.nodes)
         # By node: how many nodes have yet to take its value in this round.
         self._readers = list(plan.readers)
-        # What gates chose in this round, and why nodes did not run in it.
+        # By gate: the nodes that it chose in this round. By node: why it did not run in this round.
         self._chosen: dict[int, frozenset[int]] = {}
         self._reasons: dict[int, str] = {}
-        # By region: how many nodes and loops in it have not ended, and the rounds before this one.
-        self._left = [len(region.nodes) + len(region.inner) for region in plan.regions]
+        # By region: how many of its nodes and inner loops have not ended, and how many rounds have.
+        self._left = list(plan.sizes)
         self._rounds = [0] * len(plan.regions)
-        self._carry: list[Value | None] = [None] * len(plan.slots)
+        # A heap of the nodes whose turn it is.
         self._ready: list[int] = []
-        # Fixed values, encoded, by the identity of their sources.
-        self._fixed: dict[int, Value] | None = None
-        self._input: dict[str, Value] = {}
-        # Open ops, by path; and how many of them end by themselves: steps and children.
+        # The nodes of the open ops, by op path; how many of these ops are steps and children, which end by themselves.
         self._open: dict[str, int] = {}
         self._running = 0
-        # By blob: outcomes whose values are being loaded, and values that the result needs.
-        self._awaited: dict[str, list[StepSucceeded | ChildFinished | Value | LongLists | Unread]] | None = None
-        # By node: whether its value is handed on as it is, and need not be loaded; known once one is in a blob.
-        self._passed_on: Sequence[bool] = ()
         self._maps: dict[int, ItemMap | ChunkMap] = {}
-        # While a turn is prepared: the nodes that had no value for it, why the last computed value does not exist, and
-        # the first node or input whose value is required.
-        self._lost: list[int] = []
-        self._absent: Absent | None = None
-        self._missing: int | Absent | None = None
-        # By node: the op that holds its lock; of one that waits for its lock, the key and its arguments.
-        self._locks: dict[int, str] | None = None
-        self._locking: dict[int, tuple[str, dict[str, Value]]] | None = None
-        # The node that found no data, because of which the rest is skipped.
-        self._no_data = -1
-        # The first failure; whether nothing new begins because of it; the cancellation.
-        self._failure: Failure | None = None
+        # Whether no further node begins, and whether the run has ended.
         self._stopping = False
-        self._cancelled: CancelRequested | None = None
-        # How the run ends once the last node has ended.
-        self._end: Finish | None = None
         self._finished = False
         self.patches: dict[str, bool] = {}
-        # Turns that did not run, for a caller that sets this to a list.
-        self.noted: list[NotRun] | None = None
+
+    @cached_property
+    def _history(self) -> OpHistory:
+        """What was recorded of its ops. Made on demand: few runs have decisions, or continue with changed code."""
+        recorded = self._started.recorded or {}
+        return OpHistory(self._plan, self._codec, self._past, recorded, self._turns, self._lookup)
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
@@ -280,7 +299,7 @@ class DataflowExecution(Execution):
         if not self._past.replaying:
             self._check_input(input)
         given = msgspec.json.decode(input, type=dict[str, Raw])
-        self._input = {self._renamed.get(name, name): Value(value) for name, value in given.items()}
+        self._lookup.input = {self._renamed.get(name, name): Value(value) for name, value in given.items()}
 
     def _apply_step_succeeded(self, event: StepSucceeded) -> None:
         number = self._open.pop(event.op, None)
@@ -438,7 +457,7 @@ class DataflowExecution(Execution):
     def _turn(self, number: int) -> None:
         node = self._plan.nodes[number]
         turn = self._turns[number]
-        op = self._op_of(node, turn) if self._plan.renamed else f"{node.name}:{turn}"
+        op = self._history.op_of(node, turn) if self._plan.renamed else f"{node.name}:{turn}"
         self._turns[number] = turn + 1
         if node.gates and not self._is_chosen(node, number, op):
             return
@@ -450,20 +469,20 @@ class DataflowExecution(Execution):
         if self._no_data >= 0:
             self._not_run(number, op, SKIPPED, self._op(self._no_data), self._why_no_data())
             return
-        if self._lost:
-            self._lost.clear()
-        self._missing = None
+        if self._lookup.lost:
+            self._lookup.lost.clear()
+        self._lookup.missing = None
         wrong = failed = key = None
         arguments: dict[str, Value] | None = {}
         condition: dict[str, Value] | None = {}
         try:
-            arguments = self._gather(node.arguments)
+            arguments = self._lookup.gather(node.arguments)
             if node.lock is not None and arguments is not None:
                 arguments, key = self._with_key(arguments, node.lock)
         except (ExpressionFailed, NotSerializable) as error:
             wrong = error  # it matters only if the condition holds
         try:
-            condition = None if node.when is None else self._gather(node.when.arguments)
+            condition = None if node.when is None else self._lookup.gather(node.when.arguments)
         except (ExpressionFailed, NotSerializable) as error:
             failed = error
         readers, kept = self._readers, self._plan.kept
@@ -471,7 +490,7 @@ class DataflowExecution(Execution):
             readers[producer] -= 1
             if not readers[producer] and producer not in kept:
                 self._values[producer] = _NONE  # it was the last one to take it
-        for lost in self._lost:
+        for lost in self._lookup.lost:
             if self._status[lost] >= FAILED:
                 self._not_run(number, op, BLOCKED, self._op(lost), self._why_blocked(lost))
                 return
@@ -488,7 +507,7 @@ class DataflowExecution(Execution):
                 if self._holds(number, op, when, condition):
                     self._go_ahead(number, node, op, taken, wrong, key)
 
-            decided = self._past.began(op) or self._decision(op) is not None
+            decided = self._past.began(op) or self._history.decision(op) is not None
             self._with_lists(number, op, condition, () if decided else when.arguments, judge)
         elif node.spec is not None and node.mapped is None and wrong is None and key is None:
             self._status[number] = OPEN  # most nodes
@@ -510,7 +529,7 @@ class DataflowExecution(Execution):
     def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         begun = self._past.began(op)
         if node.kind == "gate":
-            decoded = node.arguments if self._decision(op) is None else ()
+            decoded = node.arguments if self._history.decision(op) is None else ()
             self._with_lists(number, op, arguments, decoded, lambda given: self._decide(number, node, op, given))
         elif node.kind == "wait":
             decoded = () if begun else node.arguments
@@ -534,7 +553,7 @@ class DataflowExecution(Execution):
 
     def _lacks_value(self, number: int, op: str) -> None:
         """A node lacks a value, because of which it does not run."""
-        status, missing = BLOCKED if self._plan.jobs else SKIPPED, self._missing
+        status, missing = BLOCKED if self._plan.jobs else SKIPPED, self._lookup.missing
         assert missing is not None
         if isinstance(missing, Absent):
             self._not_run(number, op, status, "input", missing.reason)
@@ -547,14 +566,6 @@ class DataflowExecution(Execution):
 
     def _why_no_data(self) -> str:
         return f"{self._op(self._no_data)} found no data"
-
-    def _op_of(self, node: Node, turn: int) -> str:
-        """The op path of a turn; a node that was renamed keeps the name under which this turn began."""
-        for former, name in self._plan.renamed.items():
-            op = f"{former}:{turn}"
-            if name == node.name and (self._past.began(op) or self._decision(op) is not None):
-                return op
-        return f"{node.name}:{turn}"
 
     def _is_chosen(self, node: Node, number: int, op: str) -> bool:
         """Whether a gate chose this node."""
@@ -585,74 +596,6 @@ class DataflowExecution(Execution):
         """The path of the last turn of a node."""
         return f"{self._plan.nodes[number].name}:{max(0, self._turns[number] - 1)}"
 
-    def _gather(self, arguments: Iterable[Argument]) -> dict[str, Value] | None:
-        """The values of arguments by name; None if one that is required has none."""
-        found: dict[str, Value] = {}
-        missing: int | Absent | None = None
-        for argument in arguments:
-            before, source = len(self._lost), argument.source
-            if type(source) is Output and not source.path and self._status[source.node] == DONE:
-                value = self._values[source.node]  # as most are
-            else:
-                value = self._find(source)
-            if value is not None:
-                found[argument.name] = value
-            elif argument.required and missing is None:
-                if len(self._lost) > before:
-                    missing = self._lost[before]
-                elif self._absent is not None:
-                    missing, self._absent = self._absent, None
-                else:
-                    what = f"the input of run {self._started.id!r}"
-                    raise NotDecodable(what, f"{self._started.program}(...)", f"{argument.name} is not given")
-        if missing is None:
-            return found
-        if self._missing is None:
-            self._missing = missing
-        return None
-
-    def _find(self, source: Source) -> Value | None:
-        if isinstance(source, Output):
-            if self._status[source.node] == DONE:
-                value = self._values[source.node]
-                assert value is not None
-                if not source.path:
-                    return value
-                if (part := value.part(source.path)) is not None:
-                    return part
-            self._lost.append(source.node)
-            return None
-        if isinstance(source, Input):
-            return self._input.get(source.name)
-        if isinstance(source, Carried):
-            return self._carry[source.slot]
-        if isinstance(source, Const):
-            if self._fixed is None:
-                self._fixed = {}
-            if id(source) not in self._fixed:
-                self._fixed[id(source)] = Value(self._codec.encode_inputs(source.value, "a bound value"))
-            return self._fixed[id(source)]
-        if isinstance(source, Collect):
-            found = [self._find(one) for one in source.parts]
-            every = [value for value in found if value is not None]
-            return Value(joined(every)) if len(every) == len(found) else None
-        before = len(self._lost)
-        if isinstance(source, Computed):
-            made = source.call([self._find(one) for one in source.parts])
-            if isinstance(made, Absent):
-                self._absent = made
-                return None
-            self._lost[before:] = [lost for lost in self._lost[before:] if self._status[lost] >= FAILED]
-            return Value(made)
-        assert isinstance(source, FirstOf)
-        for one in source.parts:
-            value = self._find(one)
-            if value is not None:
-                # What it stands in for is not missing, unless that has failed.
-                self._lost[before:] = [lost for lost in self._lost[before:] if self._status[lost] >= FAILED]
-                return value
-        return None
-
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
     def _call(
@@ -676,7 +619,8 @@ class DataflowExecution(Execution):
 
                 self._with_readable(number, op, node.arguments, arguments, call)
                 return
-            self._check_item(node, op, arguments)
+            if self._is_chunk or self._history.is_known_map(op):
+                self._history.check_item(node, op, arguments)
         self._open[op] = number
         self._running += 1
         if node.program is None:
@@ -712,25 +656,12 @@ class DataflowExecution(Execution):
 
         Of a long list, the first part is loaded for that. A value in a blob is read when the op begins.
         """
-        parts: dict[str, list[Reader]] = {}
-        unread: list[tuple[str, Reader]] = []
-        for one in of:
-            value = arguments.get(one.name)
-            if value is None or one.type is Any or (origin := self._origin(one.source, number, op)) is None:
-                continue
-            reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin)
-            first = next(iter(parts_of(value.data) or ()), None)
-            if not value.data:
-                unread.append((value.blob, reader))
-            elif first is not None:
-                parts.setdefault(first.blob, []).append(reader.of_part(first))
-            elif not has_references(value.data):
-                reader.read(value.data)
+        parts, unread = self._history.unread(number, op, of, arguments)
         if not parts:
-            then(tuple(unread))
+            then(unread)
             return
         self._status[number] = OPEN
-        awaited = Unread(parts, lambda: then(tuple(unread)))
+        awaited = Unread(parts, lambda: then(unread))
         for blob in parts:
             self._load(op, blob, awaited)
 
@@ -738,52 +669,6 @@ class DataflowExecution(Execution):
         """As `_with_readable`, for what decides: its values are here."""
         if self._past.begun:
             self._with_readable(number, op, of, arguments, lambda unread: None)
-
-    def _check_item(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
-        """Raise NotDecodable where a new item, of a map that had begun before the code changed, cannot be read."""
-        assert node.mapped is not None
-        at = op[: op.rindex("[")]
-        if self._decision(at) is None and not self._is_chunk:
-            return  # all of them were read when the map began
-        for one in node.arguments:
-            value = arguments.get(one.name)
-            type = one.type
-            if one.name in node.mapped.over:
-                type = (get_args(type) or (Any,))[0]
-            if value is not None and value.data and type is not Any and not has_references(value.data):
-                Reader(self._codec, type, f"the argument {one.name} of {op}", self._past.whole(op)).read(value.data)
-
-    def _origin(self, source: Source, number: int, op: str) -> str | None:
-        """Where a value was recorded before this code began to advance the run; None for one that this code made.
-
-        `number` takes it for an op. An input has no op of its own: that of its reader stands for it.
-        """
-        if isinstance(source, Output | Carried):
-            made = (source,) if isinstance(source, Output) else self._plan.slots[source.slot].producers
-            for output in made:
-                node = self._plan.nodes[output.node]
-                turn = max(0, self._turns[output.node] - 1 - (output.node == number))
-                before = self._op_of(node, turn)
-                if self._past.began(before) or self._past.decided(before) is not None:
-                    return self._past.whole(before)
-                if node.question is not None and node.outputs[0] in self._input:
-                    return self._past.whole(op)
-            return None
-        if isinstance(source, Input):
-            return self._past.whole(op)
-        if isinstance(source, Collect):
-            return next((found for one in source.parts if (found := self._origin(one, number, op)) is not None), None)
-        if isinstance(source, FirstOf):
-            part = next((one for one in source.parts if self._has_value(one)), None)
-            return None if part is None else self._origin(part, number, op)
-        return None
-
-    def _has_value(self, source: Source) -> bool:
-        if isinstance(source, Output):
-            return self._status[source.node] == DONE
-        if isinstance(source, Input):
-            return source.name in self._input
-        return self._carry[source.slot] is not None if isinstance(source, Carried) else True
 
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value], unread: Readers) -> RunStep:
         spec = node.spec
@@ -818,7 +703,7 @@ class DataflowExecution(Execution):
     def _decide(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         gate = node.gate
         assert gate is not None
-        known = self._decision(op)
+        known = self._history.decision(op)
         chosen: list[str | None]
         if known is not None:
             chosen = msgspec.json.decode(known, type=dict[str, list[str | None]]).get("chose", [])
@@ -844,7 +729,7 @@ class DataflowExecution(Execution):
 
     def _holds(self, number: int, op: str, when: Decision, arguments: dict[str, Value]) -> bool:
         """Whether the condition of a node holds; if not, the node is skipped."""
-        known = self._decision(op)
+        known = self._history.decision(op)
         if known is None and not self._past.began(op):
             self._check_readable(number, op, when.arguments, arguments)
             try:
@@ -861,10 +746,6 @@ class DataflowExecution(Execution):
         self._commands.append(RecordValue(op, "when", Raw(b"false"), self._plan.nodes[number].where))
         self._not_run(number, op, SKIPPED, "when", "its `when` is false")
         return False
-
-    def _decision(self, op: str) -> Raw | None:
-        known = self._past.decided(op)
-        return known if known is not None else self._recorded.get(op)
 
     def _decoded(self, of: Iterable[Argument], arguments: Mapping[str, Value], op: str) -> dict[str, Any]:
         return {
@@ -925,8 +806,8 @@ class DataflowExecution(Execution):
         assert question is not None
         if former != node.name == question.name:
             question = msgspec.structs.replace(question, name=former)  # as it was asked before it was renamed
-        if node.outputs and node.outputs[0] in self._input:
-            self._done(number, self._input[node.outputs[0]])  # answered before it is asked
+        if node.outputs and node.outputs[0] in self._lookup.input:
+            self._done(number, self._lookup.input[node.outputs[0]])  # answered before it is asked
             return
         request = NULL
         if not self._past.began(op):
@@ -977,7 +858,7 @@ class DataflowExecution(Execution):
 
     def _with_key(self, arguments: dict[str, Value], lock: Lock) -> tuple[dict[str, Value] | None, Value | None]:
         """The arguments of a node, and the key of its lock; None for arguments where there is no key."""
-        found = self._gather((Argument("key", lock.key),))
+        found = self._lookup.gather((Argument("key", lock.key),))
         return (None, None) if found is None else (arguments, found["key"])
 
     def _acquire(self, number: int, node: Node, op: str, arguments: dict[str, Value], key: Value) -> None:
@@ -1015,7 +896,7 @@ class DataflowExecution(Execution):
     # --- maps -----------------------------------------------------------------------------------------------------
 
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        mapped, known = node.mapped, self._decision(op)
+        mapped, known = node.mapped, self._history.decision(op)
         assert mapped is not None
         recorded = None if known is None else msgspec.json.decode(known, type=MapShape)
         if known is not None and recorded is not None and recorded.results != NULL:
@@ -1068,7 +949,7 @@ class DataflowExecution(Execution):
         if isinstance(under_way, ChunkMap):
             for command in under_way.begin(node, self.patches, self._past.began):
                 if self._past.begun and not self._past.began(command.op):
-                    self._check_chunk(node, command)
+                    self._history.check_chunk(node, command)
                 self._open[command.op] = number
                 self._running += 1
                 self._commands.append(command)
@@ -1086,20 +967,6 @@ class DataflowExecution(Execution):
             self._done(number, under_way.result)
         else:
             self._items_done(number, under_way)
-
-    def _check_chunk(self, node: Node, command: RunStep) -> None:
-        """Raise NotDecodable where the items of a new chunk, of a map that had begun before the code changed, are lost.
-
-        Those in blobs are read by the chunk.
-        """
-        if self._decision(command.op[: command.op.rindex("[")]) is None:
-            return
-        given = msgspec.json.decode(command.inputs, type=ChunkInput)
-        for one in node.arguments:
-            value = given.over.get(one.name, given.arguments.get(one.name))
-            if value is not None and one.type is not Any and not has_references(bytes(value)):
-                what = f"the argument {one.name} of {command.op}"
-                Reader(self._codec, one.type, what, self._past.whole(command.op)).read(bytes(value))
 
     def _items_done(self, number: int, items: ItemMap) -> None:
         mapped = self._plan.nodes[number].mapped
@@ -1223,8 +1090,8 @@ class DataflowExecution(Execution):
             return
         if node.otherwise is not None:
             try:
-                self._lost.clear()
-                if (value := self._find(node.otherwise)) is not None:
+                self._lookup.lost.clear()
+                if (value := self._lookup.find(node.otherwise)) is not None:
                     self._done(number, value)
                     return
             except ExpressionFailed as error:
@@ -1267,8 +1134,8 @@ class DataflowExecution(Execution):
         region, fed = self._plan.regions[number], False
         for slot in region.slots:
             for output in self._plan.slots[slot].producers:
-                if self._status[output.node] == DONE and (value := self._find(output)) is not None:
-                    self._carry[slot] = value
+                if self._status[output.node] == DONE and (value := self._lookup.find(output)) is not None:
+                    self._lookup.carry[slot] = value
                     fed |= slot in region.feeds
         gate = next((one for one in region.gates if region.entry in self._chosen.get(one, ())), None)
         if gate is not None or (fed and not region.gates):
@@ -1301,13 +1168,13 @@ class DataflowExecution(Execution):
                 heapq.heappush(self._ready, node)
         for loop in region.within:
             self._reset(loop)
-            self._left[loop] = len(self._plan.regions[loop].nodes) + len(self._plan.regions[loop].inner)
-        self._left[number] = len(region.nodes) + len(region.inner)
+            self._left[loop] = self._plan.sizes[loop]
+        self._left[number] = self._plan.sizes[number]
 
     def _reset(self, number: int) -> None:
         self._rounds[number] = 0
         for slot in self._plan.regions[number].slots:
-            self._carry[slot] = None
+            self._lookup.carry[slot] = None
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -1347,10 +1214,10 @@ class DataflowExecution(Execution):
         self._cancel_open(f"the run {_ENDS.get(end.status, end.status)}")
         number = self._plan.last
         node = self._plan.nodes[number]
-        self._input[STATUS] = Value(msgspec.json.encode(_ENDS.get(end.status, end.status)))
-        self._lost.clear()
+        self._lookup.input[STATUS] = Value(msgspec.json.encode(_ENDS.get(end.status, end.status)))
+        self._lookup.lost.clear()
         self._status[number] = OPEN
-        self._call(number, node, f"{node.name}:0", self._gather(node.arguments) or {})
+        self._call(number, node, f"{node.name}:0", self._lookup.gather(node.arguments) or {})
 
     def _cancel_open(self, reason: str) -> None:
         """Give up all that is still open, with its locks."""
@@ -1372,7 +1239,7 @@ class DataflowExecution(Execution):
         """End, once the values of the result are there that are in blobs."""
         if self._awaited:
             return
-        found = [value for _, source in self._plan.results if (value := self._find(source)) is not None]
+        found = [value for _, source in self._plan.results if (value := self._lookup.find(source)) is not None]
         lacking = [value for value in found if not value.data]
         if lacking and self._plan.single:
             self._finish(Finish(RunStatus.COMPLETED, blob=lacking[0].blob))
@@ -1386,12 +1253,12 @@ class DataflowExecution(Execution):
         found: dict[str, Value] = {}
         skipped: dict[str, str] = {}
         for name, source in self._plan.results:
-            self._lost.clear()
-            value = self._find(source)
+            self._lookup.lost.clear()
+            value = self._lookup.find(source)
             if value is not None:
                 found[name] = value
             else:
-                lost = self._lost[0]
+                lost = self._lookup.lost[0]
                 skipped[name] = self._reasons.get(lost) or self._why_missing(lost)
         missing = next((name for name in skipped if name in self._plan.required), None)
         if missing is not None:

@@ -257,8 +257,10 @@ class Plan(msgspec.Struct, frozen=True):
     # The node that runs when the others have ended, however they did; it is a child, and in no region. -1: there is
     # none. It may take the input `STATUS`.
     last: int = -1
-    # By node: how many nodes take its value. Counted from `reads`, once for all runs.
+    # Counted once for all runs: by node, how many nodes take its value; by region, how many nodes and loops are
+    # directly in it.
     readers: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         readers = [0] * len(self.nodes)
@@ -266,6 +268,8 @@ class Plan(msgspec.Struct, frozen=True):
             for producer in producers:
                 readers[producer] += 1
         msgspec.structs.force_setattr(self, "readers", tuple(readers))
+        sizes = tuple([len(region.nodes) + len(region.inner) for region in self.regions])
+        msgspec.structs.force_setattr(self, "sizes", sizes)
 
 
 # The input that says how a run has ended, for the last node: succeeded, failed, cancelled or bailed.

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from perdure.authoring.dataflow.execution import FAILED, OPEN, WAITING, DataflowExecution
+from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.lookup import FAILED, OPEN, WAITING
 from perdure.authoring.dataflow.manifest import StoredProgram
 from perdure.authoring.dataflow.plan import Node, Plan
 from perdure.authoring.dataflow.values import Value
@@ -177,7 +178,7 @@ class _Shown(DataflowExecution):
         return decides and not self._past.began(self._op(number))
 
     def _decide(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        if self._decision(op) is None:
+        if self._history.decision(op) is None:
             self._status[number] = OPEN
         else:
             super()._decide(number, node, op, arguments)
@@ -194,7 +195,7 @@ class _Shown(DataflowExecution):
         self._status[number], self._open[op] = OPEN, number
 
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        known = self._decision(op)
+        known = self._history.decision(op)
         if known is not None and node.mapped is not None:
             # A fixed value is not stored: the journal has the number of items.
             items = Value(b"[%b]" % b",".join([b"null"] * msgspec.json.decode(known)["n"]))

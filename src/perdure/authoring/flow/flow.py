@@ -90,7 +90,7 @@ class ForkedExecution(DataflowExecution):
     def _take_id(self) -> None:
         context = self._past.context()
         if context is not None:
-            self._input[RUN] = Value(msgspec.json.encode({"id": context.id}))
+            self._lookup.input[RUN] = Value(msgspec.json.encode({"id": context.id}))
 
 
 class Flow(DataflowProgram):
