@@ -28,6 +28,7 @@ from perdure.errors import PerdureError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.values.static import file_of
 from perdure.server.application import Server, app
 from perdure.server.development import Development
 from perdure.server.guards import is_loopback
@@ -111,8 +112,8 @@ def _files(before: set[str], module: str) -> list[str]:
     outside = tuple(f"{folder}{os.sep}" for folder in {own, sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)})
     found = {os.path.abspath(module)} if os.path.exists(module) else set()
     for name in set(sys.modules) - before:
-        file = getattr(sys.modules[name], "__file__", None)
-        if isinstance(file, str) and not os.path.abspath(file).startswith(outside):
+        file = file_of(sys.modules[name])
+        if file and not os.path.abspath(file).startswith(outside):
             found.add(os.path.abspath(file))
     return sorted(found)
 

@@ -20,8 +20,10 @@ from perdure.client.schedules import Schedule
 from perdure.config import Flows
 from perdure.errors import FlowProblem
 from perdure.kernel.policies.queues import Queue
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.values.codec import TypeCodec
+from perdure.kernel.values.raised import is_a
+from perdure.kernel.values.static import attributes_of, file_of
 
 if TYPE_CHECKING:
     from perdure.authoring.flow.flow import Flow
@@ -94,13 +96,13 @@ def load(place: str) -> Target:
     sys.path.insert(0, os.getcwd())
     is_file = place.endswith(".py") or os.sep in place
     module = _import_file(place) if is_file else _import_module(place)
-    programs = {name: value for name, value in vars(module).items() if _is_program(value)}
+    programs = {name: value for name, value in attributes_of(module).items() if _is_program(value)}
     own = tuple(n for n, p in programs.items() if getattr(p, "__module__", module.__name__) == module.__name__)
-    queues = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Queue)))
-    steps = {id(s): s for s in vars(module).values() if isinstance(s, Step) and s.spec.queue}
-    codecs = tuple(value for value in vars(module).values() if isinstance(value, TypeCodec))
-    schedules = {id(s): s for s in vars(module).values() if isinstance(s, Schedule)}
-    resources = getattr(module, "resources", None)
+    queues = tuple(dict.fromkeys(value for value in attributes_of(module).values() if is_a(value, Queue)))
+    steps = {id(s): s for s in attributes_of(module).values() if is_a(s, Step) and s.spec.queue}
+    codecs = tuple(value for value in attributes_of(module).values() if is_a(value, TypeCodec))
+    schedules = {id(s): s for s in attributes_of(module).values() if is_a(s, Schedule)}
+    resources = attributes_of(module).get("resources")
     return Target(
         place,
         programs,
@@ -109,8 +111,8 @@ def load(place: str) -> Target:
         tuple(steps.values()),
         codecs,
         tuple(schedules.values()),
-        resources if isinstance(resources, Mapping) else None,
-        os.path.abspath(getattr(module, "__file__", None) or place),
+        resources if is_a(resources, Mapping) else None,
+        os.path.abspath(file_of(module) or place),
     )
 
 
@@ -190,9 +192,7 @@ def _is_flow(file: str) -> bool:
 
 
 def _is_program(value: Any) -> bool:
-    if isinstance(value, type | ModuleType):
-        return False
-    return isinstance(value, Program) and isinstance(value.name, str)
+    return is_program(value) and isinstance(value.name, str)
 
 
 def _import_file(place: str) -> ModuleType:

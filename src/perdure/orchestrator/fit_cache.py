@@ -18,6 +18,7 @@ from hashlib import blake2b
 from perdure.errors import Corrupt, NotOwner
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.values.static import file_of
 from perdure.ports.clock import Clock
 from perdure.ports.leases import HeldBy
 from perdure.ports.store import Store
@@ -71,8 +72,8 @@ def _content(path: str) -> bytes:
 
 def _files() -> Iterable[str]:
     standard = sysconfig.get_paths()["stdlib"] + os.sep
-    places = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = sorted(path for path in places if isinstance(path, str) and os.path.isabs(path))
+    places = {file_of(module) for module in list(sys.modules.values())}
+    paths = sorted(path for path in places if path and os.path.isabs(path))
     return [path for path in paths if _is_installed(path) or not path.startswith(standard)]
 
 

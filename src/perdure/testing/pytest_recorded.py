@@ -20,8 +20,9 @@ from perdure.client.queries import pages
 from perdure.errors import PerdureError
 from perdure.kernel.history.capsule import Capsule
 from perdure.kernel.ids import BUILT_IN
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.static import file_of
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
@@ -179,7 +180,7 @@ def _load_file(path: Path) -> ModuleType:
         raise pytest.UsageError(f"there is no file {path} to load workflows from")
     # Reuse a module that a test has imported: a second copy would define every class twice.
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path):
+        if file_of(module) == str(path):
             return module
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -199,7 +200,5 @@ def _unloaded(place: str, error: Exception) -> pytest.UsageError:
 
 
 def _is_program(value: Any) -> bool:
-    if isinstance(value, type | ModuleType):
-        return False
-    named = isinstance(value, Program) and isinstance(value.name, str)
+    named = is_program(value) and isinstance(value.name, str)
     return named and not value.name.startswith(BUILT_IN)

@@ -11,13 +11,15 @@ import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 from perdure.authoring.code.bytecode import instructions
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.policies.rules import StepNames
+from perdure.kernel.program import is_program
 from perdure.kernel.values.raised import contained, is_a
+from perdure.kernel.values.static import attributes_of, items_of, module_of, mro, own
 
 # The limit of objects that are visited.
 MOST = 1000
@@ -78,7 +80,7 @@ class Walk:
                 return
             try:
                 self._inspect(found, attributes)
-            except BaseException as error:  # a proxy object may raise anything
+            except BaseException as error:
                 contained(error)
                 self.complete = False
 
@@ -86,25 +88,23 @@ class Walk:
         spec = spec_of(found)
         if spec is not None:
             self._step(spec)
-        elif isinstance(found, FunctionType):
+        elif is_a(found, FunctionType):
             self._function(found)
-        elif isinstance(found, ModuleType):
+        elif is_a(found, ModuleType):
             self._module(found, attributes)
-        elif isinstance(found, functools.partial):
+        elif is_a(found, functools.partial):
             self.visit(found.func, attributes)
-        elif isinstance(found, MethodType):
+        elif is_a(found, MethodType):
             self.visit(found.__func__, attributes)
-        elif isinstance(found, dict):
-            self._items(found.values())
-        elif isinstance(found, list | tuple | set | frozenset):
-            self._items(found)
-        elif isinstance(found, type):
+        elif is_a(found, (dict, list, tuple, set, frozenset)):
+            self._items(items_of(found))
+        elif is_a(found, type):
             self._attributes(found, attributes)
-        elif isinstance(own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
+        elif is_program(found) and is_a(own(found, "fn"), FunctionType):
             self._workflow(found)
-        elif getattr(found, "__name__", "") in _OPEN_ENDS:
+        elif is_a(found, BuiltinFunctionType) and found.__name__ in _OPEN_ENDS:
             self.complete = False
-        elif type(found).__module__ not in _PLAIN:
+        elif module_of(type(found)) not in _PLAIN:
             self._attributes(type(found), attributes)
             for name in attributes:
                 self.visit(own(found, name), frozenset())
@@ -119,26 +119,27 @@ class Walk:
 
     def _items(self, items: Any) -> None:
         for item in list(items)[:MOST]:
-            if not isinstance(item, str | int | float | bytes | bool | None):
+            if not is_a(item, (str, int, float, bytes, bool, NoneType)):
                 self.visit(item, frozenset())
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
-        if not is_users(module.__name__):
+        names = attributes_of(module)
+        if not is_users(names.get("__name__")):
             self.by_name |= not attributes.isdisjoint(BY_NAME)
             self.complete &= attributes.isdisjoint(_OPEN_ENDS)
             return
         for name in attributes:
-            self.visit(vars(module).get(name), attributes)
+            self.visit(names.get(name), attributes)
 
     def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
-        for base in cls.__mro__:
-            if is_users(base.__module__):
-                for name in attributes & vars(base).keys():
-                    found = vars(base)[name]
-                    self.visit(getattr(found, "__func__", found), frozenset())
+        for base in mro(cls):
+            if is_users(module_of(base)):
+                names = attributes_of(base)
+                for name in attributes & names.keys():
+                    self.visit(function_of(names[name]), frozenset())
 
     def _function(self, function: FunctionType) -> None:
-        if not is_users(function.__module__ or ""):
+        if not is_users(function.__module__):
             self.by_name |= function.__name__ in BY_NAME
             self.complete &= function.__name__ not in _OPEN_ENDS
             return
@@ -187,13 +188,10 @@ _PLAIN = {
 }
 
 
-def own(found: Any, name: str) -> Any:
-    """An instance attribute, read without calling properties. None if there is no such attribute to be read."""
-    try:
-        return vars(found).get(name)
-    except BaseException as error:  # it has none; or it is a proxy, or of a metaclass, that raises whatever it likes
-        contained(error)
-        return None
+def function_of(found: Any) -> Any:
+    """The function of a static method or a class method; anything else as it is."""
+    is_wrapped = is_a(found, staticmethod) or is_a(found, classmethod)
+    return found.__func__ if is_wrapped else found
 
 
 def spec_of(found: Any) -> StepSpec | None:
@@ -221,7 +219,7 @@ def _instructions(code: CodeType, linetable: bytes) -> tuple[dis.Instruction, ..
     return tuple(instructions(code))
 
 
-def is_users(module: str) -> bool:
-    """Whether a module belongs neither to perdure nor to the standard library."""
-    top = module.partition(".")[0]
+def is_users(module: object) -> bool:
+    """Whether a module, by its name, belongs neither to perdure nor to the standard library."""
+    top = module.partition(".")[0] if is_a(module, str) else ""
     return top != "perdure" and top not in sys.stdlib_module_names

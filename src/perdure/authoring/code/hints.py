@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from perdure.kernel.values.failures import type_name
+from perdure.kernel.values.raised import is_a
 
 
 def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def local_errors(fn: Callable[..., Any], depth: int) -> dict[str, type[BaseExcep
     if "<locals>" not in getattr(fn, "__qualname__", ""):
         return {}
     found = _locals(fn, sys._getframe(depth)).values()
-    return {type_name(c): c for c in found if isinstance(c, type) and issubclass(c, Exception)}
+    return {type_name(c): c for c in found if is_a(c, type) and issubclass(c, Exception)}
 
 
 def _locals(fn: Callable[..., Any], frame: FrameType | None) -> dict[str, Any]:

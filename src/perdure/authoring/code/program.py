@@ -15,14 +15,13 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.call_graph import called_steps, workflows
+from perdure.authoring.code.call_graph import called_steps, spec_of, workflows
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.new_calls import called, new_call
 from perdure.authoring.code.source import read_source
 from perdure.authoring.code.source_map import Code, read_code, read_map
 from perdure.authoring.code.step import parameter_types
 from perdure.errors import NotDecodable, NotSerializable
-from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.divergence.source_map import SourceMap
@@ -32,6 +31,7 @@ from perdure.kernel.policies.rules import NONE, StepNames
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.arguments import DEFAULT, bind, defaults_of, raw_by_name
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import is_a
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of
 
@@ -147,8 +147,8 @@ class CodeProgram(Program):
     def _calls(self, name: str) -> bool:
         """Whether the function itself calls a step or a workflow that its module has under this name."""
         found = self._fn.__globals__.get(name)
-        spec = getattr(found, "spec", found)
-        is_one = isinstance(spec, StepSpec | CodeProgram) and spec.name == name
+        one = found if is_a(found, CodeProgram) else spec_of(found)
+        is_one = one is not None and one.name == name
         return is_one and name in self._fn.__code__.co_names and _FUNCTIONS.isdisjoint(self._fn.__code__.co_names)
 
     def _read_code(self) -> Code:

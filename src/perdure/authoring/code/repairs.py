@@ -30,6 +30,7 @@ from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.divergence.repair import Repair
 from perdure.kernel.divergence.source import Source, SourcePart, pairs
 from perdure.kernel.program import Program
+from perdure.kernel.values.raised import is_a
 
 Block = Sequence[ast.stmt]
 
@@ -74,7 +75,7 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
         if current is not None and _is_step(found, current.name):
             function, what = found.fn, f"give the step the name that it has in the journal: {recorded.name!r}"
             made = type(found)(dataclasses.replace(found.spec, name=recorded.name))
-        elif name == recorded.name and isinstance(found, FunctionType) and found.__globals__ is fn.__globals__:
+        elif name == recorded.name and is_a(found, FunctionType) and found.__globals__ is fn.__globals__:
             queue = recorded.queue or None
             function, what, made = found, f"make {name!r} a step again", step(queue=queue)(found)
         else:
@@ -90,7 +91,7 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
 
 
 def _is_step(found: Any, name: str) -> bool:
-    return isinstance(found, Step) and found.name == name
+    return is_a(found, Step) and found.name == name
 
 
 def _named(text: str, line: int, name: str) -> Edit | None:
@@ -125,7 +126,7 @@ def _changed(
     """The functions that differ from the stored source: the workflow's own, then others of its module."""
     functions = {fn.__qualname__: fn}
     for found in fn.__globals__.values():
-        if isinstance(found, FunctionType) and found.__globals__ is fn.__globals__:
+        if is_a(found, FunctionType) and found.__globals__ is fn.__globals__:
             functions.setdefault(found.__qualname__, found)
     for before, part in pairs(recorded, current):
         function = functions.get(part.name)
@@ -466,7 +467,7 @@ def _rebound(program: Any, function: FunctionType, code: CodeType, values: dict[
         return found
 
     for name, value in function.__globals__.items():
-        if isinstance(value, FunctionType) and value.__globals__ is function.__globals__ and name not in values:
+        if is_a(value, FunctionType) and value.__globals__ is function.__globals__ and name not in values:
             names[name] = copied(value)
     fn: Callable[..., Any] = program.fn
     assert isinstance(fn, FunctionType)

@@ -12,6 +12,8 @@ from perdure.authoring.code.loop import short
 from perdure.authoring.code.stored_types import type_table
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.source import Source, SourcePart
+from perdure.kernel.values.raised import is_a
+from perdure.kernel.values.static import attributes_of, module_of, mro
 
 
 def read_source(fn: Callable[..., Any], types: Sequence[tuple[str, Any]] = ()) -> Source:
@@ -61,17 +63,17 @@ class _Functions(Walk):
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
         # A decorator may have given it the `__module__` of what it wraps.
-        if is_users(function.__globals__.get("__name__") or ""):
+        if is_users(function.__globals__.get("__name__")):
             self.functions.append(function)
 
     def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
         super()._attributes(cls, attributes)
-        for base in cls.__mro__:
-            if is_users(base.__module__):
-                for name, one in vars(base).items():
+        for base in mro(cls):
+            if is_users(module_of(base)):
+                for name, one in attributes_of(base).items():
                     if name in _CALLED:
                         self.visit(one, frozenset())
-                    elif name in attributes and isinstance(one, property):
+                    elif name in attributes and is_a(one, property):
                         self.visit(one.fget, frozenset())
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dis import Instruction
 from types import CodeType, FunctionType, ModuleType
@@ -17,13 +16,25 @@ from typing import Any
 
 import msgspec
 
-from perdure.authoring.code.call_graph import BY_NAME, Walk, codes_of, instructions_of, is_users, own, spec_of
+from perdure.authoring.code.call_graph import BY_NAME, Walk, codes_of, function_of, instructions_of, is_users, spec_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, step
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
 from perdure.kernel.divergence.source_map import Arms, Loop, Mention, SourceMap
-from perdure.kernel.program import Program
+from perdure.kernel.program import is_program
+from perdure.kernel.values.raised import is_a
+from perdure.kernel.values.static import (
+    attribute,
+    attributes_of,
+    defined_in,
+    items_of,
+    module_of,
+    mro,
+    name_of,
+    own,
+    text_of,
+)
 
 # The names in op paths of functions of perdure and asyncio.
 _OPS = {
@@ -123,7 +134,7 @@ def read_code(fn: Callable[..., Any]) -> Code:
         pieces = frozenset(text for text in texts if len(text) > 1)
     modules = [list(globals_.values()) for globals_ in walk.globals.values()]
     defined = {spec.name for values in modules for spec in _steps(values)}
-    programs = {one.name for values in modules for one in values if isinstance(one, Program)}
+    programs = {one.name for values in modules for one in values if is_program(one)}
     shown = frozenset(steps | children)
     if not walk.complete:
         steps |= defined - walk.bypassed
@@ -149,10 +160,10 @@ def read_code(fn: Callable[..., Any]) -> Code:
 def _steps(values: Iterable[Any], depth: int = 1) -> Iterator[StepSpec]:
     """The steps among some values, and in tables of them."""
     for value in list(values):
-        if isinstance(value, Step):
+        if is_a(value, Step):
             yield value.spec
-        elif depth and isinstance(value, dict | list | tuple | set | frozenset):
-            yield from _steps(value.values() if isinstance(value, dict) else value, depth - 1)
+        elif depth:
+            yield from _steps(items_of(value), depth - 1)
 
 
 class _SourceWalk(Walk):
@@ -176,7 +187,7 @@ class _SourceWalk(Walk):
         self._functions: list[tuple[str, set[str], set[str]]] = []
         self._reached: dict[str, FunctionType] = {}
         # The names of the modules whose functions were visited.
-        self.globals: dict[int, dict[str, Any]] = {}
+        self.globals: dict[int, Mapping[str, Any]] = {}
         # Lines on which a body makes steps itself, and whether it makes them of what it is given.
         self.making: set[str] = set()
         self.makes_any = False
@@ -207,7 +218,7 @@ class _SourceWalk(Walk):
         found = dict(self._reached)
         if not self.complete:
             every = (value for names in self.globals.values() for value in list(names.values()))
-            found = {value.__name__: value for value in every if isinstance(value, FunctionType)} | found
+            found = {value.__name__: value for value in every if is_a(value, FunctionType)} | found
         known = {fn, *(own(workflow, "fn") for workflow in self.workflows)}
         passed = self.passed - self.plain.keys()
         return {
@@ -222,12 +233,13 @@ class _SourceWalk(Walk):
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
         super()._module(module, attributes)
-        if is_users(module.__name__):
-            self.globals[id(vars(module))] = vars(module)
+        names = attributes_of(module)
+        if is_users(names.get("__name__")):
+            self.globals[id(names)] = names
 
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
-        if not is_users(function.__module__ or ""):
+        if not is_users(function.__module__):
             return
         texts: set[str] = set()
         loaded: set[str] = set()
@@ -275,14 +287,14 @@ class _SourceWalk(Walk):
                 elif one.opname in _LOADS:
                     found = _value(function, free, name)
                     if passed:
-                        self.passed |= {name, str(getattr(found, "__name__", name))}
+                        self.passed |= {name, name_of(found) or name}
                     else:
                         self._refer(name, found, code, line)
                     if _takes_a_name(found):
-                        inline, passes = 2, getattr(found, "__name__", "") == _INLINE
-                    loaded |= {name, str(getattr(found, "__name__", name))}
-                    if isinstance(found, str):
-                        texts.add(found)
+                        inline, passes = 2, name_of(found) == _INLINE
+                    loaded |= {name, name_of(found) or name}
+                    if (text := text_of(found)) is not None:
+                        texts.add(text)
                 elif one.opname == "IMPORT_NAME":
                     found = sys.modules.get(name)
                 elif one.opname in _ATTRIBUTES:
@@ -290,7 +302,7 @@ class _SourceWalk(Walk):
                     whole = found if one.opname == "IMPORT_FROM" else None
                     found = self._attribute(found, name, code, line)
                     if _takes_a_name(found):
-                        inline, passes = 2, getattr(found, "__name__", "") == _INLINE
+                        inline, passes = 2, name_of(found) == _INLINE
                     self._note(_name(found), code, line, at)
                     found = whole if whole is not None else found
                     continue
@@ -315,19 +327,18 @@ class _SourceWalk(Walk):
                 self.bypassed.add(called)
                 self._plain(called, code, line, "called as a plain function")
             return None
-        found = vars(owner).get(name) if isinstance(owner, ModuleType) else inspect.getattr_static(owner, name, None)
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
+        found = function_of(attribute(owner, name))
         self._refer(name, found, code, line)
         return found
 
     def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
         super()._attributes(cls, attributes)
-        for base in cls.__mro__:
-            if is_users(base.__module__):
-                for name in attributes & vars(base).keys() & self._reads.keys():
-                    if callable(getattr(vars(base)[name], "__func__", vars(base)[name])):
-                        self._plain(name, *self._reads[name], f"a plain method of {base.__name__}")
+        for base in mro(cls):
+            if is_users(module_of(base)):
+                names = attributes_of(base)
+                for name in attributes & names.keys() & self._reads.keys():
+                    if callable(function_of(names[name])):
+                        self._plain(name, *self._reads[name], f"a plain method of {name_of(base)}")
 
     def _refer(self, name: str, found: Any, code: CodeType, line: int | None) -> None:
         """Note what the code loads under a name: a step, or what it may call as it is."""
@@ -337,15 +348,15 @@ class _SourceWalk(Walk):
             return
         if line is not None and found is step:
             self.making.add(self._place(code, line))
-        if line is None or isinstance(found, Program) or not callable(found):
+        if line is None or is_program(found) or not callable(found):
             return
-        kind = "a class" if isinstance(found, type) else "a plain function"
+        kind = "a class" if is_a(found, type) else "a plain function"
         self._plain(name, code, line, kind)
-        if isinstance(found, FunctionType) and is_users(found.__module__ or ""):
+        if is_a(found, FunctionType) and is_users(found.__module__):
             place = self._place(code, line)
             self.calls.setdefault(_in_any_folder(place), OpView(kind, name, name, "", place, self.code.get(place, "")))
-        defined = getattr(found, "__name__", None)
-        if isinstance(defined, str) and defined != name:
+        defined = name_of(found)
+        if defined and defined != name:
             self._plain(defined, code, line, kind)
 
     def _plain(self, name: str, code: CodeType, line: int, kind: str) -> None:
@@ -384,12 +395,12 @@ def _called_name(owner: Any) -> str:
     spec = spec_of(owner)
     if spec is not None:
         return spec.name
-    return owner.name if isinstance(owner, Program) and isinstance(own(owner, "fn"), FunctionType) else ""
+    return owner.name if is_program(owner) and is_a(own(owner, "fn"), FunctionType) else ""
 
 
 def _takes_a_name(found: Any) -> bool:
     """Whether it is `step_inline` or `call`, whose first argument is a name."""
-    return getattr(found, "__name__", "") in BY_NAME and str(getattr(found, "__module__", "")).startswith("perdure.")
+    return name_of(found) in BY_NAME and defined_in(found).startswith("perdure.")
 
 
 def _in_any_folder(place: str) -> str:
@@ -444,15 +455,9 @@ def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
 
 def _name(found: Any) -> str:
     """The name of an object in op paths; empty if it is not an op. A text may be the name of a signal."""
-    if isinstance(found, str):
-        return found[:200]
-    spec = getattr(found, "spec", None)
-    if isinstance(spec, StepSpec):
-        return spec.name
-    if isinstance(getattr(found, "fn", None), FunctionType) and isinstance(found, Program):
-        return str(found.name)
-    module, name = str(getattr(found, "__module__", "")), str(getattr(found, "__name__", ""))
-    return _OPS.get((module.partition(".")[0], name), "")
+    if (text := text_of(found)) is not None:
+        return text[:200]
+    return _called_name(found) or _OPS.get((defined_in(found).partition(".")[0], name_of(found)), "")
 
 
 def parse(source: str, file: str = "<unknown>") -> ast.Module:

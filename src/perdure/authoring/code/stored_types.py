@@ -9,16 +9,19 @@ import ast
 import linecache
 import textwrap
 from collections.abc import Iterable
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
-from perdure.authoring.code.call_graph import own
 from perdure.authoring.code.source_map import parse
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.ids import INPUT
-from perdure.kernel.program import Program
+from perdure.kernel.program import is_program
+from perdure.kernel.values.raised import is_a
+from perdure.kernel.values.static import attribute, module_of, text_of
 from perdure.kernel.values.type_table import TableMaker, TypeTable
 
+# Where the classes of types that are no classes are: `list[int]`, `int | None`, `Annotated[...]`.
+_OF_TYPES = {"types", "typing", "typing_extensions"}
 # By the function that waits: what it waits for, and where its name and its type are among the arguments.
 _WAITS: dict[str, tuple[str, int | None, int, str, str]] = {
     "wait_signal": ("signal", 0, 2, "type", ""),
@@ -41,7 +44,7 @@ def type_table(
     # In one order: what a function calls is found in the order of a set.
     for spec in sorted(specs, key=lambda one: one.name):
         made.add(f"step {spec.name}", spec.returns)
-    for child in sorted((one for one in children if isinstance(one, Program)), key=lambda one: one.name):
+    for child in sorted((one for one in children if is_program(one)), key=lambda one: one.name):
         made.add(f"child {child.name}", child.returns)
     for function in sorted(functions, key=lambda one: (one.__code__.co_filename, one.__code__.co_firstlineno)):
         for use, annotation in _waits(function):
@@ -69,10 +72,10 @@ def _waits(function: FunctionType) -> Iterable[tuple[str, Any]]:
         given = {one.arg: one.value for one in node.keywords}
         try:
             named = given.get("name", node.args[at] if at is not None and at < len(node.args) else None)
-            name = name if named is None else str(_value(named, function))
+            name = name if named is None else text_of(_value(named, function)) or ""
             annotation = given.get(word, node.args[type_at] if type_at < len(node.args) else None)
             if name and annotation is not None:
-                yield f"{kind} {name}", _value(annotation, function)
+                yield f"{kind} {name}", _type(annotation, function)
         except Exception:  # it is made at run time, by code that is not called here
             continue
 
@@ -93,17 +96,27 @@ def _value(node: ast.expr, function: FunctionType) -> Any:
             else (builtins if isinstance(builtins, dict) else vars(builtins))[node.id]
         )
     if isinstance(node, ast.Attribute):
-        owner = _value(node.value, function)
-        found = own(owner, node.attr)
+        found = attribute(_value(node.value, function), node.attr)
         if found is None:
             raise LookupError(node.attr)
         return found
     if isinstance(node, ast.Subscript):
-        return _value(node.value, function)[_value(node.slice, function)]
+        generic = _type(node.value, function)
+        if attribute(type(generic), "__getitem__") is not None and is_a(generic, type):
+            raise LookupError(ast.dump(node))  # an item of a class, such as an Enum, and no type
+        return generic[_value(node.slice, function)]
     if isinstance(node, ast.Tuple):
         return tuple(_value(one, function) for one in node.elts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _value(node.left, function) | _value(node.right, function)
+        return _type(node.left, function) | _type(node.right, function)
+    raise LookupError(ast.dump(node))
+
+
+def _type(node: ast.expr, function: FunctionType) -> Any:
+    """What an expression is, if that is a type. Raises LookupError for anything else, which may be a proxy."""
+    found = _value(node, function)
+    if is_a(found, (type, str, NoneType)) or module_of(type(found)) in _OF_TYPES:
+        return found
     raise LookupError(ast.dump(node))
 
 
