@@ -23,7 +23,7 @@ _MAPPED = Mapped((ROW,), on_error="none", rows=True)
 
 
 class Batches(DataflowProgram):
-    """The program of the batches of another."""
+    """The batches of a program, as a program."""
 
     def __init__(self, program: Program) -> None:
         self.name, self.version, self.accepts = program.name + BATCH, program.version, program.accepts

@@ -41,9 +41,9 @@ from perdure.kernel.values.types import name_of as _shown
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A parameter, and the names of the values that it takes: several of them, `joined`, are a list.
+    """A parameter, and the names of the values that it takes. If `joined`, it takes them all, as a list.
 
-    `compute` makes one value of them: see `Computed`.
+    `compute` makes one value from them: see `Computed`.
     """
 
     name: str
@@ -56,7 +56,8 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A value that a node makes. A `weak` name gives way to the same name elsewhere: that of a value in a child."""
+    """A value that a node makes. A `weak` name, that of a value in a child, gives way to the same name of another
+    node."""
 
     name: str
     path: Path = ()
@@ -65,7 +66,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A node before it is wired. Of `node`, everything is set that does not depend on other nodes."""
+    """A node before it is wired. In `node`, only the fields that do not depend on other nodes are set."""
 
     node: Node
     wants: tuple[Wanted, ...] = ()
@@ -74,18 +75,18 @@ class Draft(msgspec.Struct, frozen=True):
     targets: tuple[str, ...] = ()
     many: bool = False
     condition: tuple[Callable[..., Any], tuple[Wanted, ...]] | None = None
-    # What is wrong with the node by itself.
+    # Problems of the node that do not depend on other nodes.
     problems: tuple[str, ...] = ()
-    # What its value is made of where it fails.
+    # What makes its value if it fails.
     otherwise: Wanted | None = None
-    # The node that it runs instead of, if that fails; it makes the value of that node.
+    # The node that this one replaces if that node fails; it then makes that node's value.
     instead: str = ""
-    # The key of its lock, with its ttl and how long it is waited for.
+    # The key of its lock, the lock's time to live, and how long the node waits for it.
     lock: tuple[Wanted, float, float | None] | None = None
 
     @property
     def reads(self) -> Iterable[Wanted]:
-        """Its parameters, those of its condition, what it has a value from where it fails, and the key of its lock."""
+        """All that it takes: for its call, its condition, its value after a failure, and the key of its lock."""
         found = self.wants if self.condition is None else (*self.wants, *self.condition[1])
         found = found if self.otherwise is None else (*found, self.otherwise)
         return found if self.lock is None else (*found, self.lock[0])
@@ -107,21 +108,21 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a program says beside its nodes."""
+    """The settings of a program besides its nodes."""
 
     where: str = ""
     loops: tuple[str, ...] = ()
     bound: Mapping[str, Any] = {}
-    # The values of the result; None: those that no node takes. `single`: there is one, and it is the result itself.
+    # The values of the result; None: those that no node takes. If `single`, the one value is the result itself.
     results: tuple[str, ...] | None = None
     single: bool = False
-    # Those without which there is no result; the single one is.
+    # Values without which there is no result; a single value is always one of them.
     required: frozenset[str] = frozenset()
-    # What they are in the result, where that says it.
+    # The types of the values in the result, where the result declares them.
     types: Mapping[str, Any] = {}
-    # Results besides those that no node takes.
+    # Further results, besides the values that no node takes.
     selected: tuple[str, ...] = ()
-    # In place of named values: results that are made of values.
+    # Results that are computed from values; they replace the named ones.
     made: tuple[Wanted, ...] | None = None
     on_failure: OnFailure = "stop"
     max_rounds: int = 1000
@@ -130,13 +131,13 @@ class Options(msgspec.Struct, frozen=True):
     renamed: dict[str, str] = {}
     jobs: bool = False
     in_order: bool = False
-    # The node that runs when the others have ended: see `Plan`. Its parameters are all it has to be wired.
+    # The node that runs when the others have ended: see `Plan`. Only its parameters are wired.
     last: Draft | None = None
     # Whether a value of the first type can be given to a parameter of the second.
     fits: Callable[[Any, Any], bool] = lambda made, wanted: True
 
 
-# What a gate chooses to end a branch is an object, so that no node can be called like it.
+# A gate ends a branch by choosing an object, not a name, so that no node can have the same name.
 RESERVED = "END"
 END_IS = "to end the branch, write END without quotes: from perdure.graph import END"
 
@@ -157,14 +158,14 @@ def build(drafts: Sequence[Draft], options: Options) -> Built:
 
 
 def with_items(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, of which generators that feed a map, or a step that takes items, give items."""
+    """The nodes; a generator that feeds a map, or a step that takes items, gives items."""
     wanted, refused = set[int](), set[int]()
     for node in nodes:
         for argument in node.arguments:
             made = {output.node for output in outputs_in(argument.source) if not output.path}
             if argument.name in (node.mapped.over if node.mapped is not None else ()) or is_items(argument.type):
                 wanted |= made if isinstance(argument.source, Output) else set()
-            # The orchestrator decodes what decides, and workflows in code get their arguments whole.
+            # The orchestrator decodes the arguments of gates and conditions, and workflows in code get whole arguments.
             elif node.kind in ("gate", "wait") or (node.program is not None and not node.program.decides):
                 refused |= made
         if node.when is not None:
@@ -183,9 +184,9 @@ class _Builder:
     def __init__(self, drafts: Sequence[Draft], options: Options, problems: list[GraphProblem]) -> None:
         self._drafts, self._options, self._problems = drafts, options, problems
         self._numbers = {draft.node.name: number for number, draft in enumerate(drafts)}
-        # By value name: the nodes that make it, with how and as what.
+        # By value name: the nodes that make it, with the source and the type.
         self._makers: dict[str, list[tuple[int, Made]]] = {}
-        # By node: what it waits for by data, by gates and by order; itself left out.
+        # By node: the other nodes that it waits for, because of data, gates or order.
         self._data: list[set[int]] = [set() for _ in drafts]
         self._gates: list[list[int]] = [[] for _ in drafts]
         self._after: list[list[int]] = [[] for _ in drafts]
@@ -266,7 +267,7 @@ class _Builder:
                 self._makers[name] = strong
 
     def _check_former_names(self) -> None:
-        """Nodes that runs in flight may have, and the program no longer has under that name."""
+        """Check the names of nodes that open runs may have, and that the program no longer has."""
         options, nodes = self._options, self._numbers
         for former, now in options.renamed.items():
             shown = f"renamed={{{former!r}: {now!r}}}"
@@ -341,7 +342,7 @@ class _Builder:
             )
 
     def _before(self, number: int) -> set[int]:
-        """The nodes that one comes after, in every way; without itself."""
+        """The other nodes that a node comes after, for whatever reason."""
         return self._data[number].union(self._gates[number], self._after[number])
 
     # --- loops ----------------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ class _Builder:
         for name in unknown:
             self._problem(options.where, f"loops=[{name!r}] names no node of this graph; {did_you_mean(name, nodes)}")
         if unknown:
-            return  # the cycles that these loops were to explain would be reported, too
+            return  # otherwise the cycles of these loops would be reported as well
         declared = [nodes[name] for name in options.loops]
         places = {number: place for place, number in reversed(list(enumerate(declared)))}
         cyclic = set[int]()
@@ -370,7 +371,7 @@ class _Builder:
                 entries = sorted((n for n in part if n in places), key=places.__getitem__)
                 if not entries:
                     if alone and region:
-                        continue  # it takes its own value of the last round
+                        continue  # it takes its own value from the last round
                     self._cycle(part, edges)
                     continue
                 chosen = self._outermost(part, entries, edges)
@@ -397,7 +398,7 @@ class _Builder:
                 )
 
     def _outermost(self, part: Sequence[int], entries: list[int], edges: Mapping[int, Collection[int]]) -> int:
-        """Where a loop begins that has other loops in it: at the entry without which the others are still loops."""
+        """The entry of a loop that contains other loops: the one without which the others are still loops."""
         if len(entries) > 1:
             inside = set(part)
             for entry in entries:
@@ -436,7 +437,7 @@ class _Builder:
         return found
 
     def _back(self, number: int) -> frozenset[int]:
-        """The nodes from which edges lead to this one in the next round only; -1 stands for the result."""
+        """The nodes whose edges lead to this one only in the next round; -1 stands for the result."""
         if number < 0:
             return frozenset()
         region = self._region[number]
@@ -487,9 +488,9 @@ class _Builder:
                 )
 
     def _guards(self, compared: Iterable[int]) -> list[frozenset[tuple[int, int]]]:
-        """By node: the choices, as gate and target, without which it does not run.
+        """By node: the choices, as pairs of gate and target, without which it does not run.
 
-        Only of gates that may choose between nodes that are `compared`: two targets lead to them.
+        Only gates that may choose between `compared` nodes count: those with two targets that lead to them.
         """
         leading, work = set(compared), list(compared)
         while work:
@@ -519,7 +520,7 @@ class _Builder:
         return found
 
     def _in_order(self) -> Iterable[int]:
-        """The nodes, each after all that it waits for."""
+        """The nodes in an order in which each comes after all that it waits for."""
         waits = [self._waits_for(number) for number in range(len(self._drafts))]
         left = [len(before) for before in waits]
         behind: list[list[int]] = [[] for _ in waits]
@@ -697,7 +698,7 @@ class _Builder:
                     if one in self._data[number] and loops[one] == loops[number]:
                         reads[number].append(one)
                     elif one in self._data[number]:
-                        kept.add(one)  # each round of an inner loop takes it
+                        kept.add(one)  # every round of an inner loop takes it
             for loop in loops[number]:
                 bodies[loop].append((number, len(before & self._bodies[loop])))
         regions = []
@@ -758,7 +759,7 @@ class _Builder:
 
 
 def _with_last(plan: Plan, node: Node) -> Plan:
-    """A plan with a node that no other one leads to: it runs when they have ended."""
+    """A plan with a last node, which runs when all others have ended."""
     taken = {output.node for argument in node.arguments for output in outputs_in(argument.source)}
     return msgspec.structs.replace(
         plan,
@@ -773,7 +774,7 @@ def _with_last(plan: Plan, node: Node) -> Plan:
 
 
 def _clash(numbers: Sequence[int], guards: Sequence[frozenset[tuple[int, int]]]) -> tuple[int, int] | None:
-    """Two of these nodes that may both run."""
+    """A pair of these nodes that may both run."""
     for i, other in enumerate(numbers):
         for one in numbers[:i]:
             choices = dict(guards[one])
@@ -832,7 +833,7 @@ def _components(edges: Mapping[int, Collection[int]]) -> list[list[int]]:
 
 
 def reached(drafts: Sequence[Draft], names: Iterable[str], *, behind: bool) -> set[str]:
-    """The nodes that others need (`behind=False`) or lead to (`behind=True`), with those themselves."""
+    """The given nodes, with all nodes that they need (`behind=False`) or that they lead to (`behind=True`)."""
     makers: dict[str, list[str]] = {}
     for draft in drafts:
         for made in draft.makes:

@@ -1,6 +1,6 @@
-"""Explain why a recorded run does not fit a plan: what became of the node of an op.
+"""Explain why a recorded run does not fit a plan: what has become of the node of an op.
 
-It was removed, another one has to come before it now, or it takes its values from elsewhere.
+It was removed, another node has to come before it now, or it takes its values from other nodes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def explain(
 ) -> Divergence | None:
     """Why the plan does not ask for a recorded op; None where the op itself, its kind or arguments, has changed.
 
-    `had_turn` and `has_ended` tell how far a node has come by now, `began` whether the journal holds an op.
+    `had_turn` and `has_ended` say how far a node has come, `began` whether the journal has an op.
     """
     name, _, turn = op.partition(":")
     numbers = {node.name: number for number, node in enumerate(plan.nodes)}
     if name not in numbers:
-        # A node of the plan that has not run may be this one under another name.
+        # A node of the plan that has not run may be this node under another name.
         fresh = [node.name for node in plan.nodes if not began(f"{node.name}:{turn}")]
         near = did_you_mean(name, fresh) if fresh else ""
         title = f"The node {name!r} has run, and the graph no longer has it."
@@ -65,7 +65,7 @@ def _ways(op: str) -> str:
 
 
 def rewired(before: Manifest, now: Manifest, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
-    """The same divergence, if its node takes a value from elsewhere than when it ran; None if it does not.
+    """The divergence, if its node takes a value from another source than when it ran; None if it does not.
 
     `op` is its path in the graph. Both structures are searched: nested graphs are parts of them.
     """
@@ -78,7 +78,7 @@ def rewired(before: Manifest, now: Manifest, op: str, divergence: Divergence, se
         return None
     was, takes = (tuple(one[side] for one in changed if one[side] is not None) for side in (0, 1))
     title = " ".join(_sentence(new.name, *one) for one in changed)
-    # A node that it comes after now may be new; if it was there, only the source of a value has changed.
+    # A node that it comes after now may be new; if that node is old, only the source of a value has changed.
     other = divergence.current if divergence.change == "inserted" else None
     inserted = other is not None and _node_at(before, f"{op.rpartition('/')[0]}/{other.name}".lstrip("/")) is None
     if inserted:
@@ -100,7 +100,7 @@ def rewired(before: Manifest, now: Manifest, op: str, divergence: Divergence, se
 
 
 def sources(before: bytes, now: bytes, op: str) -> tuple[str, str] | None:
-    """Where an op takes its values from in two stored structures, with the lines, where that differs."""
+    """The sources of an op's values in two stored structures, with their lines, if they differ."""
     sides = [_node_at(read_structure(data), op) for data in (before, now)]
     if sides[0] is None or sides[1] is None:
         return None
@@ -111,7 +111,7 @@ def sources(before: bytes, now: bytes, op: str) -> tuple[str, str] | None:
 
 
 def _node_at(manifest: Manifest | None, op: str) -> tuple[StoredNode, Manifest] | None:
-    """The node of an op, and the structure that it is in."""
+    """The node of an op, and the structure that has it."""
     first, _, rest = op.partition("/")
     nodes = () if manifest is None else manifest.nodes
     found = next((node for node in nodes if node.name == first.partition(":")[0]), None)
@@ -121,7 +121,7 @@ def _node_at(manifest: Manifest | None, op: str) -> tuple[StoredNode, Manifest] 
 
 
 def _changed(old: StoredNode, new: StoredNode) -> Iterable[tuple[StoredArgument | None, StoredArgument | None]]:
-    """The arguments whose sources differ; None for one that a side does not take."""
+    """The arguments whose sources differ; None for an argument that one side does not take."""
     before, now = ({one.name: one for one in node.takes} for node in (old, new))
     for name in dict.fromkeys((*before, *now)):
         was, takes = before.get(name), now.get(name)

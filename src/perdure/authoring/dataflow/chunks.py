@@ -41,20 +41,20 @@ class ChunkExecution(DataflowExecution):
             single=True,
         )
         super().__init__(plan, msgspec.structs.replace(started, input=NULL), codec, past)
-        # Its items are in memory once.
+        # The items are kept in memory only once.
         self._chunk = msgspec.structs.replace(chunk, arguments={}, over={})
         self._lookup.input = {name: Value(value) for name, value in {**chunk.arguments, **chunk.over}.items()}
         self._turns[0] = turn
         assert started.remote is not None
         self.patches = dict(started.remote.patches or {})
-        # The parts of its results that nodes of the graph take by themselves.
+        # The parts of its results that nodes of the graph take separately.
         outputs = (output for made in of.values.values() for output in made if of.nodes[output.node].name == node.name)
         self._columns = {path_key(output.path): output.path for output in outputs if output.path}
-        # As the run of the map calls the op: a node may have been renamed since.
+        # The op's name in the run of the map; the node may have been renamed since.
         self._named = started.remote.op.rpartition("/")[2].rpartition("[")[0]
 
     def _take_input(self, event: RunClaimed) -> None:
-        """It has what its chunk is given."""
+        """Nothing: the input of a chunk is taken in `__init__`."""
 
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         chunk, mapped = self._chunk, node.mapped

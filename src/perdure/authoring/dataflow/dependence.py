@@ -1,4 +1,4 @@
-"""What in a run depends on what: which recorded ops must run again when one of them gets another outcome."""
+"""Dependences in a run: which recorded ops must run again when one of them gets another outcome."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from perdure.kernel.values.codec import OwnDecoder
 
 
 class Dependence(Dataflow):
-    """The dependences in a plan. Ops are given by path, with the numbers of the events that began them.
+    """The dependences in a plan. Ops are given by path, with the number of the event that began each.
 
-    `inputs`: what callers call inputs, where that differs from the plan.
+    `inputs`: the names of inputs for callers, where they differ from those in the plan.
     """
 
     def __init__(self, plan: Plan, inputs: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -43,7 +43,7 @@ class Dependence(Dataflow):
         self._numbers |= {former: self._numbers[name] for former, name in plan.renamed.items()}
 
     def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
-        """The ops that depend on the outcome of the one at this path; not that op itself."""
+        """The ops that depend on the outcome of the op at this path, without that op."""
         first, _, rest = path.partition("/")
         name, turn = turn_of(first)
         number = self._numbers.get(name)
@@ -69,7 +69,7 @@ class Dependence(Dataflow):
         return found
 
     def maker(self, name: str, ops: Mapping[str, int]) -> tuple[str, Path] | None:
-        """The op that made a value last, and the way to the value in its outcome; None if no op did."""
+        """The op that made a value last, and the path of the value in its outcome; None if no op made it."""
         return self._latest(self._plan.values.get(name, ()), ops)
 
     def type_of(self, path: str) -> Any:
@@ -92,7 +92,7 @@ class Dependence(Dataflow):
         return list[returns | None] if node.mapped.on_error == "none" else list[returns]  # type: ignore[valid-type]
 
     def _latest(self, outputs: Iterable[Output], ops: Mapping[str, int]) -> tuple[str, Path] | None:
-        """The op that made one of these values last; that of a graph inside this one is made by an op in it."""
+        """The op that made one of these values last. The value of a nested graph is made by an op inside it."""
         makers = {output.node: output.path for output in outputs}
         latest = (
             (at, op, makers[number])
@@ -131,7 +131,7 @@ class Dependence(Dataflow):
         return {name: msgspec.json.decode(part.data) for name, part in parts.items() if part is not None}
 
     def stands_for(self, op: str) -> bool:
-        """Whether None stands for the result of an item that has none."""
+        """Whether None replaces the result of an item that has none."""
         number = self._numbers.get(turn_of(op)[0]) if op.endswith("]") and chunk_range(op) is None else None
         mapped = None if number is None else self._plan.nodes[number].mapped
         return mapped is not None and mapped.on_error == "none"
@@ -146,7 +146,7 @@ class Dependence(Dataflow):
         within, ever = _reached(number, self._forward), _reached(number, self._all)
         region = self._plan.region
         found = set[str]()
-        # By child that runs again: its ops that do so.
+        # By child that runs again: which of its ops run again.
         inside: dict[str, set[str] | None] = {}
         for op, at in ops.items():
             first, _, rest = op.partition("/")
@@ -168,7 +168,7 @@ class Dependence(Dataflow):
         return found
 
     def _inside(self, number: int, makers: Set[int], op: str, ops: Mapping[str, int]) -> set[str] | None:
-        """The ops in a child that depend on what these nodes give it; None if all may."""
+        """The ops in a child that depend on the values of these nodes; None if all of them may."""
         node = self._plan.nodes[number]
         flow = None if node.program is None else node.program.dataflow
         if flow is None or not makers.isdisjoint((*node.gates, *node.after)):
@@ -184,7 +184,7 @@ class Dependence(Dataflow):
         return {f"{op}/{one}" for name in given for one in flow.taking(name, inner)}
 
     def _outputs_of(self, source: Source) -> Iterable[Output]:
-        """The values of a source, with those that earlier rounds carried to it."""
+        """The outputs that a source takes, with those that earlier rounds carried over."""
         yield from outputs_in(source)
         for slot in _slots(source):
             yield from self._plan.slots[slot].producers
@@ -200,7 +200,7 @@ class Dependence(Dataflow):
 
     @cached_property
     def _forward(self) -> dict[int, set[int]]:
-        """By node: those that take its value, or are its targets, in the same round."""
+        """By node: the nodes that take its value, or are its targets, in the same round."""
         found: dict[int, set[int]] = {}
         for number, node in enumerate(self._plan.nodes):
             for before in {*node.gates, *(output.node for output in outputs_of(node))}:
@@ -209,7 +209,7 @@ class Dependence(Dataflow):
 
     @cached_property
     def _all(self) -> dict[int, set[int]]:
-        """As `_forward`, also over rounds."""
+        """As `_forward`, across rounds as well."""
         found = {number: set(behind) for number, behind in self._forward.items()}
         for region in self._plan.regions:
             for gate in region.gates:

@@ -117,16 +117,16 @@ from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without
 from perdure.kernel.values.value_versions import VERSION_KEY
 
 _NONE = Value(b"null")
-# Where a step says that it found nothing to do, and how.
+# The field in which a step says that it found nothing to do, and its value.
 _STATUS, NO_DATA = ("status",), b'"no_data"'
-# Why an item is cancelled that comes after one with which the map ends.
+# The reason of cancelling the items after the one that ended the map.
 NOT_NEEDED = "no further item is needed"
-# What the last node is told about the end of a run.
+# The status that the last node gets as its input.
 _ENDS = {RunStatus.COMPLETED: "succeeded"}
 
 
 class AnswerReader(msgspec.Struct, frozen=True):
-    """Decodes the answer to a question. Equal for equal questions: two replays of a journal ask for the same."""
+    """Decodes the answer to a question. Equal for equal questions, so that two replays of a journal ask the same."""
 
     codec: Codec
     question: Question
@@ -146,10 +146,10 @@ class AnswerReader(msgspec.Struct, frozen=True):
 class DataflowExecution(Execution):
     """One run of a plan."""
 
-    # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
+    # It asks for an op as soon as the op's values are there, so the order varies: see `Execution`.
     by_data = True
 
-    # Whether it is a chunk of a map, of which the map is recorded elsewhere.
+    # Whether it is a chunk of a map; the map is recorded in another run.
     _is_chunk = False
 
     # What few runs have is an attribute of the class until a run has it: an instance with more than 30 attributes needs
@@ -184,7 +184,7 @@ class DataflowExecution(Execution):
         renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._plan, self._started, self._codec, self._past = plan, started, codec, past
-        # What callers call inputs, with the names that the plan has for them.
+        # By the name of an input for callers: its name in the plan.
         self._check_input, self._renamed = check_input, renamed
         self._structure = ""
         self._at = 0.0
@@ -236,7 +236,7 @@ class DataflowExecution(Execution):
         return commands
 
     def loaded(self, blob: str, value: Raw, at: float) -> Sequence[Command]:
-        """Take a value that was asked for with LoadValue."""
+        """Take a value that a LoadValue asked for."""
         commands: list[Command] = []
         for awaited in self._awaited.pop(blob, ()) if self._awaited else ():
             if isinstance(awaited, Value):
@@ -260,7 +260,7 @@ class DataflowExecution(Execution):
         return commands
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Nothing to do: it holds only memory."""
 
     def under_way(self) -> dict[str, Node]:
         """The ops that have begun and not ended, with their nodes."""
@@ -323,7 +323,7 @@ class DataflowExecution(Execution):
         return self._passed_on[number]
 
     def _awaits(self, number: int, event: StepSucceeded | ChildFinished) -> bool:
-        """Whether the outcome of an op has to wait for its value, which is in a blob; not if no node takes it."""
+        """Have the value of an outcome loaded from its blob; False if no node takes the value."""
         if number not in self._maps and not self._readers[number] and number not in self._plan.kept:
             return False
         self._open[event.op] = number
@@ -392,7 +392,7 @@ class DataflowExecution(Execution):
         node = self._plan.nodes[number]
         rows = node.mapped is not None and node.mapped.rows
         if event.status is RunStatus.BAILED and self._can_drain(number) and not rows:
-            # A graph inside this one is a part of it: what bails in it ends the whole.
+            # A nested graph is a part of this one: bail() in it ends the whole run.
             self._finish(Finish(RunStatus.BAILED, bytes(event.value), reason=event.reason))
             return
         failure = event.error
@@ -400,7 +400,7 @@ class DataflowExecution(Execution):
             failure = self._misfit(event.value, node.returns, f"the output of bail() in {event.op}")
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED) and failure is None:
             reason = why_no_result(event.value)
-            # Runs of before structures were recorded have passed on what a result says about skipped values.
+            # Runs from before structures were recorded have passed on what a result says about skipped values.
             clean = self._structure and self._can_drain(number)
             value = Value(without_skips(event.value) if clean else event.value)
             if reason is not None:
@@ -438,13 +438,13 @@ class DataflowExecution(Execution):
                 self._commands.append(CancelOp(op, event.reason or "the run is cancelled"))
 
     def _give_up_chunks(self, reason: str) -> None:
-        """Cancel the chunks of maps, which are runs of their own; to drain, those let end what runs."""
+        """Cancel the chunks of maps, which are runs of their own. When draining, they let their open steps end."""
         for under_way in self._maps.values():
             if isinstance(under_way, ChunkMap):
                 self._cancel_all(under_way.give_up(), reason)
 
     def _can_drain(self, number: int) -> bool:
-        """Whether a node is a child that ends by itself when it is told to: another graph."""
+        """Whether a node is a nested graph: a child that can be asked to drain."""
         program = self._plan.nodes[number].program
         return program is not None and program.decides
 
@@ -480,7 +480,7 @@ class DataflowExecution(Execution):
             if node.lock is not None and arguments is not None:
                 arguments, key = self._with_key(arguments, node.lock)
         except (ExpressionFailed, NotSerializable) as error:
-            wrong = error  # it matters only if the condition holds
+            wrong = error  # an error only if the condition holds
         try:
             condition = None if node.when is None else self._lookup.gather(node.when.arguments)
         except (ExpressionFailed, NotSerializable) as error:
@@ -489,7 +489,7 @@ class DataflowExecution(Execution):
         for producer in self._plan.reads[number]:
             readers[producer] -= 1
             if not readers[producer] and producer not in kept:
-                self._values[producer] = _NONE  # it was the last one to take it
+                self._values[producer] = _NONE  # this node was the last to take it
         for lost in self._lookup.lost:
             if self._status[lost] >= FAILED:
                 self._not_run(number, op, BLOCKED, self._op(lost), self._why_blocked(lost))
@@ -510,7 +510,7 @@ class DataflowExecution(Execution):
             decided = self._past.began(op) or self._history.decision(op) is not None
             self._with_lists(number, op, condition, () if decided else when.arguments, judge)
         elif node.spec is not None and node.mapped is None and wrong is None and key is None:
-            self._status[number] = OPEN  # most nodes
+            self._status[number] = OPEN  # the most frequent case, without further calls
             self._call(number, node, op, arguments)
         else:
             self._go_ahead(number, node, op, arguments, wrong, key)
@@ -518,7 +518,7 @@ class DataflowExecution(Execution):
     def _go_ahead(
         self, number: int, node: Node, op: str, arguments: dict[str, Value], wrong: Exception | None, key: Value | None
     ) -> None:
-        """Let a node run: nothing keeps it from that."""
+        """Run a node whose condition holds; if it has a lock, once that is held."""
         if wrong is not None:
             self._failed(number, self._described(wrong))
         elif key is not None:
@@ -552,7 +552,7 @@ class DataflowExecution(Execution):
             self._call(number, node, op, arguments)
 
     def _lacks_value(self, number: int, op: str) -> None:
-        """A node lacks a value, because of which it does not run."""
+        """End the turn of a node that lacks a required value."""
         status, missing = BLOCKED if self._plan.jobs else SKIPPED, self._lookup.missing
         assert missing is not None
         if isinstance(missing, Absent):
@@ -607,9 +607,9 @@ class DataflowExecution(Execution):
         given: dict[str, Value] | None = None,
         unread: Readers | None = None,
     ) -> None:
-        """Command a step or a child, which is `given` its arguments with lists in place of references to items.
+        """Command a step or a child. `given`: its arguments with long lists loaded, where it needs them whole.
 
-        `unread`: see `_with_readable`; None before that has seen to it.
+        `unread`: what `_with_readable` found; None before it was asked.
         """
         if unread is None and self._past.begun and not self._past.began(op):
             if node.mapped is None:
@@ -652,9 +652,9 @@ class DataflowExecution(Execution):
         arguments: Mapping[str, Value],
         then: Callable[[Readers], None],
     ) -> None:
-        """Continue with a new op. Raises NotDecodable if it cannot read what was recorded before the code changed.
+        """Continue with a new op. Raises NotDecodable if the present code cannot read a value recorded by earlier code.
 
-        Of a long list, the first part is loaded for that. A value in a blob is read when the op begins.
+        Of a long list, only the first part is loaded and read. A value in a blob is read when the op begins.
         """
         parts, unread = self._history.unread(number, op, of, arguments)
         if not parts:
@@ -666,7 +666,7 @@ class DataflowExecution(Execution):
             self._load(op, blob, awaited)
 
     def _check_readable(self, number: int, op: str, of: Iterable[Argument], arguments: Mapping[str, Value]) -> None:
-        """As `_with_readable`, for what decides: its values are here."""
+        """As `_with_readable`, for a decision, whose values are loaded already."""
         if self._past.begun:
             self._with_readable(number, op, of, arguments, lambda unread: None)
 
@@ -682,7 +682,7 @@ class DataflowExecution(Execution):
         given = len(arguments)
         keywords: tuple[str, ...] = ()
         if given < len(node.arguments) or (given and node.arguments[-1].keyword):
-            # What follows an argument that is left out is given by name.
+            # Arguments after one that is left out are passed by name.
             given = next((n for n, one in enumerate(node.arguments) if one.keyword or one.name not in arguments), given)
             keywords = tuple(arguments)[given:]
         if (
@@ -764,7 +764,7 @@ class DataflowExecution(Execution):
         decoded: Iterable[Argument],
         then: Callable[[dict[str, Value]], None],
     ) -> None:
-        """Continue with the arguments, once those are loaded that are `decoded` as lists and refer to items."""
+        """Continue with the arguments once the long lists among the `decoded` ones are loaded."""
         lists: dict[str, tuple[Part, ...]] = {}
         for one in decoded:
             data = arguments[one.name].data if one.name in arguments else b""
@@ -807,7 +807,7 @@ class DataflowExecution(Execution):
         if former != node.name == question.name:
             question = msgspec.structs.replace(question, name=former)  # as it was asked before it was renamed
         if node.outputs and node.outputs[0] in self._lookup.input:
-            self._done(number, self._lookup.input[node.outputs[0]])  # answered before it is asked
+            self._done(number, self._lookup.input[node.outputs[0]])  # its answer is an input
             return
         request = NULL
         if not self._past.began(op):
@@ -857,12 +857,12 @@ class DataflowExecution(Execution):
     # --- locks ----------------------------------------------------------------------------------------------------
 
     def _with_key(self, arguments: dict[str, Value], lock: Lock) -> tuple[dict[str, Value] | None, Value | None]:
-        """The arguments of a node, and the key of its lock; None for arguments where there is no key."""
+        """The arguments of a node and the key of its lock; (None, None) if the key has no value."""
         found = self._lookup.gather((Argument("key", lock.key),))
         return (None, None) if found is None else (arguments, found["key"])
 
     def _acquire(self, number: int, node: Node, op: str, arguments: dict[str, Value], key: Value) -> None:
-        """Wait for the lock of a node, which begins when it is held."""
+        """Wait for the lock of a node. The node begins when the lock is held."""
         lock = node.lock
         assert lock is not None
         try:
@@ -944,7 +944,7 @@ class DataflowExecution(Execution):
     def _go_on(self, number: int) -> None:
         """Begin items within the limit; the map has ended when none is left."""
         if self._stopping:
-            return  # what runs ends, and no map
+            return  # open items end, and the map does not
         node, under_way = self._plan.nodes[number], self._maps[number]
         if isinstance(under_way, ChunkMap):
             for command in under_way.begin(node, self.patches, self._past.began):
@@ -974,7 +974,7 @@ class DataflowExecution(Execution):
         self._done(number, Value(b"[%b]" % b",".join(items.found(with_none=mapped.on_error == "none"))))
 
     def _item_done(self, number: int, op: str, value: Value | None) -> None:
-        """An item, or a chunk of them, has ended; without a value, it was skipped."""
+        """An item or a chunk of items has ended; an item without a value was skipped."""
         under_way, mapped = self._maps[number], self._plan.nodes[number].mapped
         assert mapped is not None
         if isinstance(under_way, ChunkMap):
@@ -1012,7 +1012,7 @@ class DataflowExecution(Execution):
         self._go_on(number)
 
     def _cancel_all(self, ops: Iterable[str], reason: str) -> None:
-        """Cancel open ops of maps, whose outcomes no longer matter."""
+        """Cancel open ops of maps whose outcomes no longer matter."""
         for op in ops:
             del self._open[op]
             self._running -= 1
@@ -1030,7 +1030,7 @@ class DataflowExecution(Execution):
         self._ended(number)
 
     def _skipped(self, number: int, op: str, reason: str) -> None:
-        """A node, or an item of a map, ran and has no value."""
+        """A node, or an item of a map, has no value, and the run goes on without it."""
         if number in self._maps:
             self._item_done(number, op, None)
             return
@@ -1052,7 +1052,7 @@ class DataflowExecution(Execution):
         self.noted.append(NotRun(op, shown, by, reason, self._plan.nodes[number].where, self._at))
 
     def _note_blocked(self) -> None:
-        """Note what can no longer run because something failed that it needs, and nothing more begins."""
+        """Note the nodes that can no longer run because a node that they need has failed."""
         nodes = self._plan.nodes
         failed = [number for number, status in enumerate(self._status) if status == FAILED]
         behind: dict[int, list[int]] = {}
@@ -1071,7 +1071,7 @@ class DataflowExecution(Execution):
                     failed.append(number)
 
     def _described(self, error: BaseException) -> Failure:
-        """What failed a node, be it code of the user that decides. Raises it if Ctrl-C was pressed."""
+        """The failure of a node from an exception, such as one of the user's gate. Raises it if Ctrl-C was pressed."""
         if pressed(error):
             raise error
         if isinstance(error, StepBailed):
@@ -1079,7 +1079,7 @@ class DataflowExecution(Execution):
         return describe(error, self._codec)
 
     def _failed(self, number: int, failure: Failure, *, recorded: bool = False) -> None:
-        """A node has failed; `recorded`: as a step or a child, and not in a decision about it."""
+        """A node has failed. If `recorded`, an event says so: its step or child failed, not a decision about it."""
         node = self._plan.nodes[number]
         if self._locks:
             self._unlock(number)
@@ -1106,7 +1106,7 @@ class DataflowExecution(Execution):
             self._stop(failure)
 
     def _stop(self, failure: Failure) -> None:
-        """Begin nothing more, because of a failure. Steps end; graphs inside are told to, whatever they wait for."""
+        """Begin nothing more after a failure. Open steps end by themselves; nested graphs are asked to drain."""
         self._failure = self._failure or failure
         if not self._stopping:
             self._stopping = True
@@ -1114,7 +1114,7 @@ class DataflowExecution(Execution):
             self._commands += [CancelOp(op, DRAIN) for op, child in self._open.items() if self._can_drain(child)]
 
     def _ended(self, number: int) -> None:
-        """A node has had its turn: tell those behind it, and the region that it is in."""
+        """A node has ended: count down its consumers, and the region that it is in."""
         unmet = self._unmet
         for consumer in self._plan.consumers[number]:
             unmet[consumer] -= 1
@@ -1130,7 +1130,7 @@ class DataflowExecution(Execution):
     # --- loops ----------------------------------------------------------------------------------------------------
 
     def _begins_again(self, number: int) -> bool:
-        """A round is over. Whether another one begins, or the run fails; if not, those who wait for the loop go on."""
+        """A round is over: begin another one, or fail the run. False if neither: the loop has ended."""
         region, fed = self._plan.regions[number], False
         for slot in region.slots:
             for output in self._plan.slots[slot].producers:
@@ -1220,7 +1220,7 @@ class DataflowExecution(Execution):
         self._call(number, node, f"{node.name}:0", self._lookup.gather(node.arguments) or {})
 
     def _cancel_open(self, reason: str) -> None:
-        """Give up all that is still open, with its locks."""
+        """Cancel everything that is still open, and release its locks."""
         self._commands += [CancelOp(op, reason) for op in self._open]
         self._open.clear()
         self._locking, self._running = None, 0
@@ -1228,7 +1228,7 @@ class DataflowExecution(Execution):
             self._unlock(number)
 
     def _last_ended(self, event: ChildFinished) -> None:
-        """The last node has ended: if it failed, a run fails that would not have done so."""
+        """The last node has ended. If it failed, the run fails, whatever its status would have been."""
         end = self._end
         assert end is not None
         if event.error is not None and end.status is not RunStatus.FAILED:
@@ -1236,7 +1236,7 @@ class DataflowExecution(Execution):
         self._finish(end)
 
     def _complete(self) -> None:
-        """End, once the values of the result are there that are in blobs."""
+        """End the run once the values of its result are loaded from their blobs."""
         if self._awaited:
             return
         found = [value for _, source in self._plan.results if (value := self._lookup.find(source)) is not None]

@@ -1,4 +1,4 @@
-"""Values in blobs that are decoded in the orchestrator: long lists, part by part, and what other code recorded."""
+"""Values in blobs that the orchestrator decodes: long lists, part by part, and what earlier code recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.kernel.values.items import Part, elements_of
 
 
 class LongLists:
-    """Arguments of a node of which some are references to items, and what happens once they are lists."""
+    """Arguments of a node, some of which are references to items, and what to do once those are loaded as lists."""
 
     __slots__ = ("_found", "_lists", "arguments", "name", "number", "op", "then")
 
@@ -38,7 +38,7 @@ class LongLists:
         return self._lists[self.name][len(self._found)] if self._lists else None
 
     def add(self, blob: bytes) -> int:
-        """Take that part; gives the size of the list so far."""
+        """Add the loaded part. Returns the size of the list so far."""
         parts = self._lists[self.name]
         self._found.append(elements_of(parts[len(self._found)], blob))
         size = sum(map(len, self._found)) + len(self._found) + 1
@@ -50,13 +50,13 @@ class LongLists:
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Reads a recorded value as the code of now takes it. `op` is what an error is about."""
+    """Reads a recorded value by the type that the present code declares. Errors name `op`."""
 
     codec: Codec
     type: Any
     what: str
     op: str
-    # Of a long list: the part that is read.
+    # For a long list: the part to read.
     part: Part | None = None
 
     def of_part(self, part: Part) -> Reader:
@@ -88,7 +88,7 @@ class Unread:
     __slots__ = ("left", "then")
 
     def __init__(self, left: dict[str, list[Reader]], then: Callable[[], None]) -> None:
-        # By blob: those that are not loaded yet.
+        # By blob: the readers whose part is not loaded yet.
         self.left, self.then = left, then
 
     def read(self, blob: str, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The structure of a dataflow program as data: what is stored with its runs, and a plan made of it again.
+"""The structure of a dataflow program as data: stored with its runs, and made into a plan again.
 
-It holds no code and no values: a plan that was read back shows what a run did, and cannot execute one.
+It holds no code and no values: a plan made from it shows what a run did, and cannot execute one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StoredSource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoredArgument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A parameter and its source; `optional`: it is left out where there is no value."""
+    """A parameter and its source. If `optional`, it is left out when there is no value."""
 
     name: str
     source: StoredSource
@@ -76,18 +76,18 @@ class StoredNode(msgspec.Struct, frozen=True, omit_defaults=True):
     after: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    # Of a gate: its targets, and those of them that are no nodes.
+    # For a gate: its targets, and which of them are no nodes.
     targets: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
-    # Of a question: its name.
+    # For a question: its name.
     asks: str = ""
-    # Of a map: the parameters it is mapped over.
+    # For a map: the parameters that it is mapped over.
     over: tuple[str, ...] = ()
     limit: int | None = None
     on_error: OnError = "fail"
     tolerate: float | None = None
     program: Manifest | None = None
-    # What follows a failure of it: nothing, "skip", "value" or "instead".
+    # What follows its failure: "" (the failure counts), "skip", "value" or "instead".
     otherwise: str = ""
     skips_rest: bool = False
     # The node that it runs instead of.
@@ -106,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     single: bool = False
     required: tuple[str, ...] = ()
     values: dict[str, tuple[StoredSource, ...]] = {}
-    # As in the plan, where nodes are numbers.
+    # As in the plan, with names in place of node numbers.
     slots: tuple[tuple[str, tuple[StoredSource, ...]], ...] = ()
     regions: tuple[Region, ...] = ()
     region: tuple[int, ...] = ()
@@ -144,7 +144,7 @@ class _Names:
 
 
 def manifest_of(plan: Plan, name: str, version: str, inputs: Mapping[str, str]) -> Manifest:
-    """The structure of a program; `inputs` are the names of those that callers give under another one."""
+    """The structure of a program. `inputs` maps names in the plan to the names that callers use."""
     names = _Names(plan, inputs)
     return Manifest(
         name,
@@ -225,7 +225,7 @@ def _stored(source: Source, names: _Names) -> StoredSource:
 
 
 class StoredProgram(Program):
-    """A program of which only the structure is known, or only the name. Its runs are shown, and never advanced."""
+    """A program whose structure alone is known, or only its name. Its runs can be shown, but not advanced."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.name, self.version, self.manifest = manifest.program, manifest.version, manifest
@@ -239,7 +239,7 @@ class StoredProgram(Program):
 
 
 def plan_of(manifest: Manifest) -> Plan:
-    """The plan of a stored structure. Its functions decide nothing: a run has recorded what they decided."""
+    """The plan of a stored structure. Its functions are placeholders: the run recorded what the real ones decided."""
     numbers = {node.name: number for number, node in enumerate(manifest.nodes)}
     return Plan(
         tuple(_node(node, numbers) for node in manifest.nodes),
@@ -310,7 +310,7 @@ def _output(source: StoredSource, numbers: Mapping[str, int]) -> Output:
 
 
 def _made(parts: Sequence[Value | None]) -> bytes | Absent:
-    """In place of what computes a value: there is one if there are all its parts."""
+    """Replaces the computation of a value: a value exists if all its parts do."""
     return Absent("a value that it takes was not given") if None in parts else b"null"
 
 
@@ -319,9 +319,9 @@ def _no_code(*_: Any, **__: Any) -> Any:
 
 
 def _nothing(**_: Any) -> None:
-    """In place of what makes a question: the journal has it."""
+    """Replaces the function of a question: the journal has its request."""
 
 
 def _holds(**_: Any) -> bool:
-    """In place of a condition: only one that does not hold is recorded."""
+    """Replaces a condition: only a false one is recorded."""
     return True

@@ -1,4 +1,4 @@
-"""Maps under way: which items or chunks have begun, and what has come of them. Decides nothing about nodes.
+"""Maps in progress: which items or chunks have begun, and their outcomes. Decides nothing about nodes.
 
 A map with few items begins them itself. One with many begins *chunks* of them, which are runs of their own, so that of
 100,000 items only those under way are in memory, and the journal of the map has two events for each chunk.
@@ -20,13 +20,13 @@ from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.items import cut, parts_of, reference
 
-# How many items of a map may be under way if it says no limit; fewer where they are children, which cost more, unless
-# they wait for people.
+# How many items of a map may be in progress if it has no limit. Children cost more, so fewer of them, unless they wait
+# for people.
 WINDOW, WINDOW_OF_CHILDREN = 1000, 100
 
 
 class Column:
-    """A list that a map goes over: its elements, or the parts of it in blobs."""
+    """A list that a map goes over: its elements, or its parts in blobs."""
 
     __slots__ = ("_elements", "_parts", "length")
 
@@ -60,7 +60,7 @@ class Column:
 
 
 def columns_of(op: str, over: tuple[str, ...], arguments: Mapping[str, Value]) -> dict[str, Column]:
-    """The lists that a map goes over. Raises UsageError for what is no list, and for lists of different lengths."""
+    """The lists that a map goes over. Raises UsageError if a value is no list, or if the lengths differ."""
     columns: dict[str, Column] = {}
     for name in over:
         if name not in arguments:
@@ -73,7 +73,7 @@ def columns_of(op: str, over: tuple[str, ...], arguments: Mapping[str, Value]) -
 
 
 def chunk_size(mapped: Mapped, columns: Mapping[str, Column], count: int, recorded: MapShape | None) -> int | None:
-    """How many items a chunk of a map has; None where it begins its items itself. As it was recorded, if it was."""
+    """How many items a chunk of a map has, as recorded if it was; None if the map begins its items itself."""
     if recorded is not None and (recorded.chunk is not None or not any(one.stored for one in columns.values())):
         return recorded.chunk
     if count > 2 * mapped.chunk or any(column.stored for column in columns.values()):
@@ -88,7 +88,7 @@ def most_failures(mapped: Mapped, count: int) -> int:
     if mapped.tolerate is None:
         return count
     if isinstance(mapped.tolerate, float):
-        return int(Fraction(repr(mapped.tolerate)) * count)  # as it is written: 0.29 of 100 are 29
+        return int(Fraction(repr(mapped.tolerate)) * count)  # by decimal arithmetic: 0.29 of 100 are 29
     return mapped.tolerate
 
 
@@ -119,13 +119,13 @@ class ItemMap:
         first: int = 0,
         batch: int = 1,
     ) -> None:
-        # Nothing is kept but bytes.
+        # Results are kept as bytes only.
         self.op, self.arguments, self.columns, self.window, self.most = op, arguments, columns, window, most
         self.count, self.first, self.batch = count, first, batch
         self.results: list[bytes | None] = [None] * count
-        # What stands for the results of items that failed, if they have any.
+        # What replaces the results of failed items, if anything does.
         self.errors: dict[int, bytes] = {}
-        # The item to begin next, the one after the last that is needed, and whether none is because of a result.
+        # The item to begin next, the end of the needed items, and whether a result ended the map early.
         self.next, self.end, self.stopped = 0, count, False
         self.running = self.failed = 0
         # Why the map fails, and the error of the first item that did.
@@ -133,11 +133,11 @@ class ItemMap:
         self.first_error: Failure | None = None
 
     def begin(self, began: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Value]]]:
-        """Items that begin now, by op, with their arguments.
+        """The items to begin now: op and arguments of each.
 
-        Those that `began` before, when the limit may have been a higher one, begin at once.
+        An item that `began` before begins at once: the limit may have been higher then.
         """
-        full = self.running + self.batch > self.window and self.running  # several begin together, which costs less
+        full = self.running + self.batch > self.window and self.running  # beginning several together costs less
         while self.failure is None and self.next < self.end:
             index = self.next
             if (full or self.running >= self.window) and not began(f"{self.op}[{self.first + index}]"):
@@ -151,18 +151,18 @@ class ItemMap:
             )
 
     def index(self, op: str) -> int:
-        """Which item an op is."""
+        """The index of an op's item."""
         return int(op[op.rindex("[") + 1 : -1]) - self.first
 
     def ended(self, op: str, value: Value | None) -> int:
-        """An item has ended; without a value, it was skipped. Gives its index."""
+        """An item has ended; without a value, it was skipped. Returns its index."""
         index = self.index(op)
         self.running -= 1
         self.results[index] = None if value is None else value.data
         return index
 
     def failed_with(self, op: str, failure: Failure, shown: bytes | None) -> None:
-        """An item has failed; `shown` stands for its result."""
+        """An item has failed; `shown` replaces its result."""
         self.running -= 1
         if shown is not None:
             self.errors[self.index(op)] = shown
@@ -197,20 +197,20 @@ class ChunkMap:
     ) -> None:
         self.op, self._columns, self._size, self._count, self._most = op, columns, size, count, most
         self._arguments = {name: value for name, value in arguments.items() if name not in columns}
-        # The chunk to begin next, and the one after the last that is needed.
+        # The chunk to begin next, and the end of the needed chunks.
         self._next, self._end = 0, -(-count // size)
-        # The windows of the chunks that are under way at a time: together, they are that of the map.
+        # The windows of the chunks in progress; together, they are the window of the map.
         self._chunks = chunks = min(OPEN_CHUNKS, window, self._end)
         self._windows = [window // chunks + (slot < window % chunks) for slot in range(chunks)]
         self._slots = list(range(chunks))
-        # Chunks under way, by op, with their numbers and windows; and what came of those that have ended.
+        # By op: number and window of each chunk in progress. The results of the chunks that have ended.
         self.open: dict[str, tuple[int, int]] = {}
         self._done: dict[int, ChunkOutcome] = {}
         self.failed = 0
         self.failure: Failure | None = None
 
     def begin(self, node: Node, patches: dict[str, bool], began: Callable[[str], bool]) -> Iterator[RunStep]:
-        """Chunks that begin now. Those that `began` before, when the limit may have been higher, do so at once."""
+        """The chunks to begin now. A chunk that `began` before begins at once: the limit may have been higher then."""
         while self.failure is None and self._next < self._end:
             number = self._next
             first = number * self._size
@@ -233,7 +233,7 @@ class ChunkMap:
                 self._most,
                 {name: Raw(value.data) for name, value in self._arguments.items()},
                 {name: Raw(value.data) for name, value in over.items()},
-                # A limit is used to the full; without one, a few items less run for a moment.
+                # A limit is used to the full; without one, slightly fewer items may run for a moment.
                 1 if node.mapped is None or node.mapped.limit else max(1, self._windows[slot] // 8),
             )
             spec = StepSpec(node.name, _chunk, queue=CHUNK, version="" if node.spec is None else node.spec.version)
@@ -241,7 +241,7 @@ class ChunkMap:
             yield RunStep(op, spec, msgspec.json.encode(inputs), recorded, source=node.where, patches=patches or None)
 
     def ended(self, op: str, value: Value) -> list[str]:
-        """A chunk has ended; gives the ops of those under way that are no longer needed."""
+        """A chunk has ended. Returns the ops of the open chunks that are no longer needed."""
         number = self._closed(op)
         outcome = msgspec.json.decode(value.data, type=ChunkOutcome)
         self._done[number] = outcome
@@ -255,13 +255,13 @@ class ChunkMap:
         return []
 
     def failed_with(self, op: str, failure: Failure) -> list[str]:
-        """A chunk has failed; gives the ops of those under way, which are no longer needed."""
+        """A chunk has failed. Returns the ops of all open chunks: none is needed any longer."""
         self._closed(op)
         self.failure = self.failure or failure
         return self.give_up()
 
     def give_up(self) -> list[str]:
-        """Nothing of it is needed any more; gives the ops under way."""
+        """The map is given up. Returns the ops of its open chunks."""
         return [self._forget(op) for op in list(self.open)]
 
     def _closed(self, op: str) -> int:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["step", "gate", "wait", "child", "timer"]
 OnFailure: TypeAlias = Literal["stop", "continue"]
 OnError: TypeAlias = Literal["fail", "none", "skip"]
-# The way to a part of a value: keys of objects and positions in lists; `EACH` means every item of a list, with None for
-# one that has no such part, and `PRESENT` every item that has it.
+# The path of a part of a value: keys of objects and positions in lists. `EACH` means every item of a list, with None
+# for an item without the part; `PRESENT` means every item that has it.
 EACH, PRESENT = "*", "?"
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -46,7 +46,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class Carried(msgspec.Struct, frozen=True, gc=False):
-    """The value that the last round of a loop left for the next one; none in the first round."""
+    """The value that the last round of a loop left for this one. The first round has none."""
 
     slot: int
 
@@ -58,7 +58,7 @@ class Const(msgspec.Struct, frozen=True):
 
 
 class Collect(msgspec.Struct, frozen=True, gc=False):
-    """Several values as one list, in this order; none if one of them is missing."""
+    """Several values as one list, in this order. Has no value if one of them is missing."""
 
     parts: tuple[Source, ...]
 
@@ -70,15 +70,15 @@ class FirstOf(msgspec.Struct, frozen=True, gc=False):
 
 
 class Absent(msgspec.Struct, frozen=True, gc=False):
-    """Why there is no value: another one does not exist that it is made of."""
+    """Why there is no value: a value that it is made of does not exist."""
 
     reason: str
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """A value that a pure function makes of others, encoded; it is given None for those that do not exist.
+    """A value that a pure function makes from others, encoded. The function gets None for values that do not exist.
 
-    It returns Absent if it has no value without them, and raises ExpressionFailed if it has none at all.
+    It returns Absent if it needs one of those, and raises ExpressionFailed if it cannot be computed at all.
     """
 
     call: Callable[[Sequence[Value | None]], bytes | Absent]
@@ -94,7 +94,7 @@ class Argument(msgspec.Struct, frozen=True):
     name: str
     source: Source
     required: bool = True
-    # Whether it can only be given by name.
+    # Whether it must be passed by name.
     keyword: bool = False
     type: Any = Any
 
@@ -103,16 +103,16 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A pure function that the orchestrator calls: a gate, a condition, or what a question is made by."""
+    """A pure function that the orchestrator calls: of a gate, a condition or a question."""
 
     call: Callable[..., Any]
     arguments: tuple[Argument, ...]
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """Chooses which of its targets run. `targets` are names, with the numbers of those that the plan has.
+    """Chooses which of its targets run. `targets` maps names to node numbers; None for a name without a node.
 
-    `choose` turns what the function returned into names, and raises UsageError for anything that is no target.
+    `choose` turns the function's result into names, and raises UsageError for anything that is no target.
     """
 
     targets: dict[str, int | None]
@@ -120,12 +120,12 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is waited for: a signal, or the answer of a person who is asked, who may answer, and until when."""
+    """What a node waits for: a signal, or a person's answer; who may answer, and until when."""
 
     name: str
     answer: Any = Any
     request: Any = Any
-    # The parameter whose value is the request; otherwise the function of the node makes it.
+    # The parameter whose value is the request; if None, the node's function makes the request.
     shows: str | None = None
     timeout: float | None = None
     approvers: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Question(msgspec.Struct, frozen=True):
     has_default: bool = False
     on_timeout: Any = None
     kind: Literal["approval", "signal"] = "approval"
-    # The schema of the answer, where that is not told by its type.
+    # The schema of the answer, where its type does not give it.
     schema: Raw | None = None
 
 
@@ -147,12 +147,12 @@ class Mapped(msgspec.Struct, frozen=True):
     tolerate: float | None = None
     chunk: int = 500
     until: Callable[[Any], bool] | None = None
-    # Whether the items are rows of a batch: each is the whole input of its program, and how it ended is its result.
+    # Whether the items are rows of a batch: each is the whole input of its program, and its result says how it ended.
     rows: bool = False
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock that is held while a node runs: its key, and how long it is waited for."""
+    """A lock that a node holds while it runs: its key, and how long the node waits for it."""
 
     key: Source
     ttl: float
@@ -160,14 +160,14 @@ class Lock(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One node. `outputs` are the names of its values: of several, each is an element of what it returns."""
+    """One node. `outputs` are the names of its values; if there are several, each is an element of its result."""
 
     name: str
     kind: Kind
     arguments: tuple[Argument, ...] = ()
     outputs: tuple[str, ...] = ()
     where: str = ""
-    # The type of what it returns; of a map, for each item.
+    # The type of its result; of a map, that of each item.
     returns: Any = Any
     spec: StepSpec | None = None
     program: Program | None = None
@@ -177,7 +177,8 @@ class Node(msgspec.Struct, frozen=True):
     question: Question | None = None
     when: Decision | None = None
     mapped: Mapped | None = None
-    # The gates that have it as a target, except for those that lead back to it; and the nodes that it only comes after.
+    # The gates that have it as a target, except for those that lead back to it; and nodes that it comes after without
+    # taking a value.
     gates: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     # What follows a failure of the node: it fails, is skipped, has this value in place of its own, or another node
@@ -186,9 +187,10 @@ class Node(msgspec.Struct, frozen=True):
     otherwise: Source | None = None
     instead: int | None = None
     lock: Lock | None = None
-    # Whether what has not begun is skipped, and the program has no result, if it returns {"status": "no_data"}.
+    # Whether its result {"status": "no_data"} skips all nodes that have not begun, and leaves the program without a
+    # result.
     skips_rest: bool = False
-    # Where a loop begins: how many rounds it may have; 0: as many as the plan says.
+    # For the entry of a loop: the most rounds; 0: as the plan says.
     max_rounds: int = 0
 
 
@@ -205,8 +207,8 @@ class Slot(msgspec.Struct, frozen=True):
 class Region(msgspec.Struct, frozen=True):
     """The nodes of the program (region 0), or of the body of a loop.
 
-    `nodes` and `inner` are those directly in it; `body` are all of its nodes, with how many others in the body each
-    waits for.
+    `nodes` and `inner` are the nodes and loops directly in it. `body` has all of its nodes, each with the number of
+    nodes in the body that it waits for.
     """
 
     parent: int = -1
@@ -216,11 +218,11 @@ class Region(msgspec.Struct, frozen=True):
     body: tuple[tuple[int, int], ...] = ()
     # All loops inside it, at any depth.
     within: tuple[int, ...] = ()
-    # The gates that lead back to the entry, the slots of the body, and those of them that the entry takes.
+    # The gates that lead back to the entry, the slots of the body, and the slots that the entry takes.
     gates: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
     feeds: tuple[int, ...] = ()
-    # Nodes outside that wait for nodes of the body: they are told when the loop has ended.
+    # Nodes outside that wait for nodes of the body; they are counted down when the loop has ended.
     exports: tuple[tuple[int, int], ...] = ()
 
 
@@ -230,32 +232,32 @@ class Plan(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
     regions: tuple[Region, ...]
     slots: tuple[Slot, ...] = ()
-    # By node: its region; the nodes that wait for it and are told when it ends; how many nodes it waits for itself.
+    # By node: its region, the nodes to count down when it ends, and how many nodes it waits for.
     region: tuple[int, ...] = ()
     consumers: tuple[tuple[int, ...], ...] = ()
     waits: tuple[int, ...] = ()
-    # By node: the nodes whose values it takes, except for those that leave a loop. The values of `kept` nodes are
-    # needed until the end, others until the last node has taken them.
+    # By node: the nodes whose values it takes, except for values that leave a loop. The values of `kept` nodes are
+    # needed until the end, other values until the last node has taken them.
     reads: tuple[tuple[int, ...], ...] = ()
     kept: frozenset[int] = frozenset()
-    # The values of all nodes by name, each with the nodes that make it.
+    # All values by name, each with the outputs that make it.
     values: dict[str, tuple[Output, ...]] = {}
-    # The result: names with their sources. A `single` one is the result itself.
+    # The result: names with their sources. If `single`, the one value is the result itself.
     results: tuple[tuple[str, Source], ...] = ()
     single: bool = False
-    # Results without which there is none at all.
+    # Names without whose values there is no result.
     required: frozenset[str] = frozenset()
     on_failure: OnFailure = "stop"
     max_rounds: int = 1000
     patches: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     renamed: dict[str, str] = {}
-    # Whether its nodes are jobs: one that lacks a value is blocked, also where the value was only skipped.
+    # Whether its nodes are jobs: a job that lacks a value is blocked, even if the value was only skipped.
     jobs: bool = False
-    # Whether nodes come after each other: what comes after a failure is blocked by it.
+    # Whether nodes run in order, so that a failure blocks the nodes after it.
     in_order: bool = False
-    # The node that runs when the others have ended, however they did; it is a child, and in no region. -1: there is
-    # none. It may take the input `STATUS`.
+    # The node that runs when the others have ended, whatever their outcome: a child, in no region. -1: none. It may
+    # take the input `STATUS`.
     last: int = -1
     # Counted once for all runs: by node, how many nodes take its value; by region, how many nodes and loops are
     # directly in it.
@@ -272,12 +274,12 @@ class Plan(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "sizes", sizes)
 
 
-# The input that says how a run has ended, for the last node: succeeded, failed, cancelled or bailed.
+# The input of the last node that says how the run has ended: succeeded, failed, cancelled or bailed.
 STATUS = ".status"
 
 
 def outputs_in(source: Source) -> Iterable[Output]:
-    """The values of other nodes that a source consists of."""
+    """The outputs of nodes that a source consists of."""
     if isinstance(source, Output):
         yield source
     elif isinstance(source, Collect | FirstOf | Computed):
@@ -286,7 +288,7 @@ def outputs_in(source: Source) -> Iterable[Output]:
 
 
 def outputs_of(node: Node) -> Iterable[Output]:
-    """The values of other nodes that a node takes, also for its condition."""
+    """The outputs of other nodes that a node takes, those for its condition included."""
     for argument in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
         yield from outputs_in(argument.source)
     if node.otherwise is not None:
@@ -296,14 +298,14 @@ def outputs_of(node: Node) -> Iterable[Output]:
 
 
 def passed_on(plan: Plan) -> list[bool]:
-    """By node: whether its value is handed on as it is to steps and the result: nothing looks into it before."""
+    """By node: whether its value only goes to steps and the result, so that the orchestrator never decodes it."""
     found = [True] * len(plan.nodes)
     looked_into: list[Output] = [output for slot in plan.slots for output in slot.producers]
     for _, source in plan.results:
         looked_into += [output for output in outputs_in(source) if not _is_whole(source)]
     for number, node in enumerate(plan.nodes):
         if node.mapped is not None or node.program is not None:
-            found[number] = False  # the results of its items are joined, and what a program says in its result is read
+            found[number] = False  # the results of items are joined, and a program's result is read
         plain = node.kind == "step" and node.mapped is None and node.when is None and node.otherwise is None
         plain = plain and node.lock is None and not may_be_long(argument.name for argument in node.arguments)
         sources = [argument.source for argument in node.arguments]

@@ -1,4 +1,4 @@
-"""What all programs with a plan have in common: names, questions, structure, chunks of maps."""
+"""The common base of programs with a plan: names, questions, structure, chunks of maps."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from perdure.kernel.values.type_table import TableMaker
 
 
 class DataflowProgram(Program):
-    """A program that is a plan."""
+    """A program that consists of a plan."""
 
     plan: Plan
 
     @property
     def input_names(self) -> Mapping[str, str]:
-        """What callers call inputs, where that differs from the plan."""
+        """By name in the plan: the names of inputs for callers, where they differ."""
         return {}
 
     def step_names(self) -> StepNames:
-        """The names of its steps, and of those in the programs in it."""
+        """The names of its steps, including those of the programs in it."""
         found, complete = set[str](), True
         work: list[Program] = [self]
         while work:
@@ -54,7 +54,7 @@ class DataflowProgram(Program):
         return StepNames(frozenset(found), complete=complete)
 
     def question_types(self, path: str) -> tuple[Any, Any] | None:
-        """The types of the question at an op path, also in programs inside it."""
+        """The types of the question at an op path; the op may be in a program inside it."""
         first, _, rest = path.partition("/")
         node = self._node(op_name(first).partition("[")[0])
         if node is None or (node.question is None and node.program is None):
@@ -65,7 +65,7 @@ class DataflowProgram(Program):
         return node.question.request, node.question.answer
 
     def question_names(self) -> Set[str] | None:
-        """The names of the questions of its nodes, of now and before, and of those in the programs in it."""
+        """The present and former names of its questions, including those of the programs in it."""
         found = {*self.plan.retired, *self.plan.renamed}
         for node in self.plan.nodes:
             if node.question is not None:
@@ -96,11 +96,11 @@ class DataflowProgram(Program):
             manifest = msgspec.structs.replace(self.manifest(), types=self._stored_types)
             return Source(structure=msgspec.json.encode(manifest), types=manifest.types)
         except RecursionError:
-            return NO_SOURCE  # programs in programs, a thousand deep: their runs are not explained
+            return NO_SOURCE  # programs nested a thousand deep: their runs are not explained
 
     @cached_property
     def _stored_types(self) -> str:
-        """The types of its inputs, of what its nodes return and of answers, also of those in the programs in it."""
+        """The types of its inputs, results and answers, including those of the programs in it."""
         made = TableMaker()
         for name, annotation in self.types:
             made.add(f"input {name.lstrip('*=')}", annotation)
@@ -118,7 +118,7 @@ class DataflowProgram(Program):
         return made.table().encode()
 
     def rewired(self, recorded: Source, op: str, divergence: Divergence, seq: int, id: str) -> Divergence | None:
-        """Both sides of a divergence, where a node takes a value from elsewhere than when it ran."""
+        """A divergence, explained by a value that a node takes from another source than when it ran, if one does."""
         before = read_structure(recorded.structure)
         return None if before is None else rewired(before, self.manifest(), op, divergence, seq, id)
 
@@ -140,7 +140,7 @@ class DataflowProgram(Program):
 
     @cached_property
     def _batches(self) -> Program:
-        from perdure.authoring.dataflow.batch import Batches  # which derives from this
+        from perdure.authoring.dataflow.batch import Batches  # it derives from this class
 
         return Batches(self)
 

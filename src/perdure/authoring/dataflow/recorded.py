@@ -1,4 +1,4 @@
-"""What did not run in a recorded run, told by its stored structure where the code is not. Executes nothing."""
+"""What did not run in a recorded run, found from its stored structure, without its code. Executes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BEGIN = RunClaimed("", 1)
 def missed(programs: Mapping[str, StoredProgram], started: RunStarted, batches: Sequence[Batch]) -> Missed:
     """The turns that did not run, in a journal with its large values in place.
 
-    `programs` are those with a stored structure, by its id. Parts of the run without one tell nothing.
+    `programs` are the programs with a stored structure, by its id. Parts of the run without a structure are left out.
     """
     walk = _Walk(programs, patch_history(RunState(""), batches, decides=True))
     walk.begin("", _root(programs, batches), started)
@@ -65,7 +65,7 @@ def program_at(programs: Mapping[str, StoredProgram], batches: Sequence[Batch], 
 
 
 def _root(programs: Mapping[str, StoredProgram], batches: Sequence[Batch]) -> StoredProgram | None:
-    """As the owner had it that asked for something last: one that only parked the run does not count."""
+    """The program of the last owner that recorded a command; an owner that only parked the run does not count."""
     return programs.get(code_at(batches, last_command(batches)))
 
 
@@ -82,10 +82,10 @@ class _Walk:
 
     def __init__(self, programs: Mapping[str, StoredProgram], past: PatchHistory) -> None:
         self._programs, self._past = programs, past
-        # None is an execution of code, or one that has gone wrong.
+        # None for code, and for an execution that raised.
         self._open: dict[str, _Shown | None] = {}
         self.noted: dict[str, list[NotRun]] = {}
-        # Whether nothing was recorded that no structure tells about.
+        # Whether a structure explains everything that was recorded.
         self.whole = True
 
     def fold(self, event: AnyEvent, at: float) -> None:
@@ -120,7 +120,7 @@ class _Walk:
             self._advance(path, replace(event, op=own), at)
 
     def begin(self, path: str, program: StoredProgram | None, started: RunStarted) -> None:
-        """Begin an execution; one whose structure is not known tells nothing."""
+        """Begin an execution, if its structure is known."""
         past = self._past.within(path) if path else self._past
         plan = None if program is None else program.plan
         self._open[path] = None
@@ -143,7 +143,7 @@ class _Walk:
 
 
 class _Shown(DataflowExecution):
-    """A run of a stored structure: what its functions decided is in the journal, or not known."""
+    """A run of a stored structure. What its functions decided is in the journal, or unknown."""
 
     def __init__(
         self, program: StoredProgram, plan: Plan, started: RunStarted, past: PatchHistory, noted: list[NotRun]
@@ -154,7 +154,7 @@ class _Shown(DataflowExecution):
         self._numbers = {node.name: number for number, node in enumerate(plan.nodes)}
 
     def begins(self, op: str) -> None:
-        """An op begins. A map before it that seems to be under way was ended early, by its `until`."""
+        """An op begins. A map before it that seems to be in progress was ended early, by its `until`."""
         number = self._numbers.get(op.partition(":")[0], -1)
         if number >= 0 and self._status[number] == WAITING:
             for before in [one for one in self._maps if number in self._plan.consumers[one]]:
@@ -163,7 +163,7 @@ class _Shown(DataflowExecution):
             self._take_turns()
 
     def fail(self, error: Failure) -> None:
-        """The run has failed: what was to be decided and was not, failed."""
+        """The run has failed: so did the decisions that were due and are not recorded."""
         failed = [number for number, status in enumerate(self._status) if status == OPEN and self._is_undecided(number)]
         for number in failed:
             self._status[number] = FAILED
@@ -185,7 +185,7 @@ class _Shown(DataflowExecution):
 
     def _not_run(self, number: int, op: str, status: int, by: str, reason: str) -> None:
         if self._past.began(op):
-            # A value that was computed had a default, which the structure does not tell.
+            # The value was computed from a default, which the structure does not have.
             self._status[number], self._open[op] = OPEN, number
             self._running += self._plan.nodes[number].kind in ("step", "child")
         else:

@@ -23,14 +23,14 @@ _object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def input_by_name(input: Raw) -> Raw:
-    """Input as an object. It is an empty list where a run was started by name and nothing told what it takes."""
+    """Input as an object. It is an empty list if a run was started by name and its parameters were not known."""
     return Raw(b"{}") if bytes(input) == b"[]" else input
 
 
 class Value:
     """An encoded value. Its digest and its elements are computed once, however many nodes take it.
 
-    One without data is a reference: it is in a blob, and is handed on without being loaded.
+    A value without data is a reference to a blob, and is passed on without being loaded.
     """
 
     __slots__ = ("_digest", "_items", "blob", "data")
@@ -42,7 +42,7 @@ class Value:
         self._items: list[Value] | None = None
 
     def digest(self) -> str | None:
-        """The digest in the record of a call; None for a value that the record shows."""
+        """The digest in the record of a call; None for a value that the record has in full."""
         if self._digest is None and len(self.data) > SMALL:
             self._digest = digest_of(self.data)
         return self._digest
@@ -58,7 +58,7 @@ class Value:
         return self._items
 
     def part(self, path: Path) -> Value | None:
-        """A part of the value; None if there is none."""
+        """A part of the value; None if the value has no such part."""
         value = self
         if path and self.data.startswith(REFERENCE):
             found = column(self.data, path_key(path))
@@ -86,7 +86,7 @@ def path_key(path: Path) -> str:
 
 
 class OrSkipped(OwnDecoder):
-    """How the stored result of a program is read whose output may have been skipped: then it is None."""
+    """Reads the stored result of a program whose output may have been skipped: None if it was."""
 
     def __init__(self, type: Any) -> None:
         self.type = type
