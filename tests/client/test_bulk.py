@@ -310,6 +310,11 @@ async def test_schedules_are_no_runs_of_a_bulk_call() -> None:
     [
         ({}, "without a filter would select every run"),
         ({"program": None}, "without a filter would select every run"),
+        ({"tags": {}}, "without a filter would select every run"),
+        ({"id_prefix": "", "roots": False, "search": ""}, "without a filter would select every run"),
+        ({"status": []}, "names no status"),
+        ({"status": [], "program": "doubled"}, "names no status"),
+        ({"status": [None]}, "names no status"),
         ({"programme": "x"}, "has no filter 'programme'; it has ids, status, program"),
         ({"ids": "abc"}, "is one string; give a list"),
         ({"ids": ["a"], "program": "x"}, "leave out other filters"),
@@ -325,6 +330,13 @@ async def test_a_bulk_call_says_what_is_wrong_with_its_filters(filters: dict[str
                 await many(**filters)
         with pytest.raises(UsageError, match=message):
             await engine.signal_many("go", **filters)
+
+
+async def test_a_bulk_call_with_no_ids_does_nothing() -> None:
+    async with Engine("memory://", [doubled]) as engine:
+        later = await engine.start(doubled(1), delay=3600)
+        assert len(await engine.cancel_many(ids=[])) == 0
+        assert await later.status() is RunStatus.QUEUED
 
 
 def test_blocking_code_does_the_same(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ ASKED: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "list a limit that is none": (lambda e: e.list(limit=None), "at least one run"),
     "list a part of a run": (lambda e: e.list(limit=1.5), "at least one run"),
     "list a status by number": (lambda e: e.list(status=5), "5 is not a status; there are queued, running"),
+    "list no status": (lambda e: e.list(status=[]), "names no status; leave it out"),
     "list several by number": (lambda e: e.list(status=[5]), "5 is not a status; there are queued, running"),
     "a journal from a moment": (lambda e: e.journal("x", start=NAIVE), "numbered from 0"),
     "a journal from before": (lambda e: e.journal("x", start=-1), "numbered from 0"),

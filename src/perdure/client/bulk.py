@@ -111,7 +111,8 @@ class Bulk:
         if unknown := sorted(filters.keys() - RunFilters.__annotations__.keys()):
             raise UsageError(f"{what}() has no filter {unknown[0]!r}; it has {', '.join(RunFilters.__annotations__)}")
         given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
-        if not given:
+        # No tags, the beginning "" and roots=False leave nothing out. No ids and no status are no run.
+        if not any(value or name in ("ids", "status") for name, value in given.items()):
             raise UsageError(f"{what}() without a filter would select every run; select some, as in program='fulfil'")
         _ = check_cursor(cursor, what)
         if "ids" in given:

@@ -221,9 +221,13 @@ class Queries:
     async def filter(self, call: str, given: RunFilters) -> RunFilter:
         """The filters of a call, checked."""
         status, program, prefix = given.get("status"), given.get("program"), given.get("id_prefix")
-        wanted = [*(status or ())] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
+        wanted = [*status] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
+        statuses = [_status(s) for s in wanted if s is not None]
+        if status is not None and not statuses:
+            # To the store, no status means any: what was to select no run would select all.
+            raise UsageError(f"{call}(status={status!r:.80}) names no status; leave it out to select runs in any")
         return RunFilter(
-            status=[_status(s) for s in wanted if s is not None],
+            status=statuses,
             program=_named(program, f"{call}(program", "the name of a workflow"),
             tags=checked_tags(given.get("tags")),
             since=_timestamp(given.get("since"), f"{call}(since"),

@@ -147,7 +147,7 @@ async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
     filter = await call.service.client._queries.filter(
         "runs",
         {
-            "status": [RunStatus.PARKED] if parked else statuses(query.status),
+            "status": [RunStatus.PARKED] if parked else statuses(query.status) or None,
             "program": query.program,
             "tags": tags(query.tag),
             "since": _zoned(query.since, "since"),
