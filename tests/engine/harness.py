@@ -218,21 +218,26 @@ class Ran:
         return [e.op for e in await self.events() if isinstance(e, StepStarted) and e.attempt == 1]
 
 
-async def run(invocation: Invocation[Any], store: MemoryStore | None = None, **options: Any) -> Ran:
-    """Run a workflow to its end and check that its journal replays to the same end."""
+async def run(
+    invocation: Invocation[Any],
+    store: MemoryStore | None = None,
+    others: Sequence[CodeProgram] = (),
+    **options: Any,
+) -> Ran:
+    """Run a workflow, which calls the `others`, to its end and check that its journal replays to the same end."""
     store = store or MemoryStore()
     program = invocation.program
     assert isinstance(program, CodeProgram)
-    async with Engine(store, [program], recovery=AT_ONCE, **options) as engine:
+    async with Engine(store, [program, *others], recovery=AT_ONCE, **options) as engine:
         handle = await engine.start(invocation, id="it")
         result = await handle.outcome(PATIENCE)
         codec = engine.codec
     ran = Ran(result, store)
-    await replay(program, ran.run_id, store, codec)
+    await replay(program, ran.run_id, store, codec, others)
     return ran
 
 
-async def go_on_from_everywhere(invocation: Invocation[Any], ran: Ran) -> None:
+async def go_on_from_everywhere(invocation: Invocation[Any], ran: Ran, others: Sequence[CodeProgram] = ()) -> None:
     """Cut the journal after each of its batches, as a crash would, and check that a new engine comes to the same end.
 
     For workflows whose result does not depend on the order in which steps end.
@@ -241,11 +246,11 @@ async def go_on_from_everywhere(invocation: Invocation[Any], ran: Ran) -> None:
     assert isinstance(program, CodeProgram)
     for seq, _, _ in ran.store.journal.batches[ran.run_id][1:]:
         store = left_by_a_crash(ran.store, seq)
-        async with Engine(store, [program], recovery=AT_ONCE) as engine:
+        async with Engine(store, [program, *others], recovery=AT_ONCE) as engine:
             handle = await engine.start(invocation, id="it")
             assert handle.run_id == ran.run_id
             result = await handle.outcome(PATIENCE)
         assert result.status is ran.result.status
         assert result.output == ran.result.output
         assert repr(result.error) == repr(ran.result.error)
-        await replay(program, ran.run_id, store)
+        await replay(program, ran.run_id, store, others=others)

@@ -32,6 +32,7 @@ from perdure.kernel.history.kept_outcomes import PATCHED
 from perdure.kernel.state import RunState
 
 PATCH = "patch"
+NO_CHILDREN = frozenset[str]()
 # Values up to this are within any limit that makes sense.
 LARGE = 4096
 
@@ -40,6 +41,7 @@ class PatchHistory:
     """The recorded history of one execution: of a run, or of a child in its journal."""
 
     __slots__ = (
+        "_children",
         "_completed",
         "_decided",
         "_forks",
@@ -64,6 +66,7 @@ class PatchHistory:
         completed: frozenset[str] = frozenset(),
         decided: Mapping[str, Raw] = MappingProxyType({}),
         begun: frozenset[str] = frozenset(),
+        children: frozenset[str] = NO_CHILDREN,
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
         # RunForked events by number: the events before each were recorded by the origin of a fork.
@@ -76,6 +79,8 @@ class PatchHistory:
         self._completed = completed
         # What the journal holds of decisions, by op; and the ops that have begun, for programs that decide.
         self._decided, self.begun = decided, begun
+        # The op paths of the children that it holds.
+        self._children = children
 
     @property
     def replaying(self) -> bool:
@@ -102,6 +107,10 @@ class PatchHistory:
         """Whether the journal holds the beginning of an op."""
         return self._path + op in self.begun
 
+    def has_child(self, op: str) -> bool:
+        """Whether the journal holds the child of an op."""
+        return self._path + op in self._children
+
     def whole(self, op: str) -> str:
         """The path of an op in the run."""
         return self._path + op
@@ -124,6 +133,7 @@ class PatchHistory:
             self._completed,
             self._decided,
             self.begun,
+            self._children,
         )
 
     @property
@@ -155,6 +165,7 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
     """
     marks, taken, completed, last, forks = set(), set(), set(), -1, []
     decided, begun = dict[str, Raw](), set[str]()
+    children: set[str] | None = None
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             # Most events are one of the first two.
@@ -182,6 +193,9 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
                 completed.add(event.op if isinstance(event, ChildFinished) else "")
             elif type(event) is RunForked:
                 forks.append((number, event))
+            if isinstance(event, ChildStarted):
+                children = children or set()
+                children.add(event.op)
             if isinstance(event, WaitOpened | ChildStarted) and (decides or "/" in event.op):
                 begun.add(event.op)
     retried = retried_as(batches) if forks else None
@@ -195,6 +209,7 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
         completed=frozenset(completed),
         decided=decided,
         begun=frozenset(begun),
+        children=NO_CHILDREN if children is None else frozenset(children),
     )
 
 

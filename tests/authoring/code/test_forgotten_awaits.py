@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,8 +15,10 @@ from perdure import (
     CompensationFailed,
     Engine,
     Invocation,
+    NotDecodable,
     RunStatus,
     UsageError,
+    Workflow,
     approval,
     bail,
     checkpoint,
@@ -516,6 +519,100 @@ async def test_a_missing_await_fails_the_run_with_its_line(program: Callable[[],
     assert any(f"test_forgotten_awaits.py:{line}: {told}" in str(ran.result.error) for line in lines)
     assert "so the workflow ends without it" in str(ran.result.error)
     await go_on_from_everywhere(program(), ran)
+
+
+# --- a refusal that the body catches ----------------------------------------------------------------------------------
+
+
+@workflow
+async def swallowed() -> str:
+    try:
+        charge("x")
+    except Exception:
+        pass
+    await ship("y")
+    await sleep(0.001)
+    return await ship("z")
+
+
+@workflow
+async def swallowed_before_a_sleep() -> str:
+    with contextlib.suppress(UsageError):
+        sleep(1)
+        await ship("not reached")
+    return await ship("y")
+
+
+@workflow
+async def swallowed_in_a_branch() -> list[Any]:
+    async def branch() -> None:
+        charge("x")
+
+    return [*await asyncio.gather(branch(), ship("y"), return_exceptions=True), await ship("z")]
+
+
+@workflow
+async def swallowed_in_front_of_a_child() -> str:
+    try:
+        child(refund("x"))
+    except UsageError:
+        return await refund("y")
+    return ""
+
+
+@workflow
+async def swallowed_before_it_goes_on_anew(left: int = 1) -> None:
+    await ship("y")
+    with contextlib.suppress(UsageError):
+        charge("x")
+    if left:
+        await continue_as(left - 1)
+
+
+SWALLOWED: list[Workflow[..., Any]] = [
+    swallowed,
+    swallowed_before_a_sleep,
+    swallowed_in_a_branch,
+    swallowed_in_front_of_a_child,
+    swallowed_before_it_goes_on_anew,
+]
+
+
+@pytest.mark.parametrize("program", SWALLOWED, ids=[program.name for program in SWALLOWED])
+async def test_a_body_that_catches_the_refusal_fails_in_the_end_and_replays(program: Workflow[..., Any]) -> None:
+    ran = await run(program(), others=[refund])
+    assert ran.result.status is RunStatus.FAILED
+    assert "is not awaited, so the workflow would continue without it" in str(ran.result.error)
+    await go_on_from_everywhere(program(), ran, others=[refund])
+
+
+async def test_a_compensation_of_a_missing_await_goes_on_after_a_crash() -> None:
+    @workflow
+    async def flow() -> None:
+        async with saga() as s:
+            s.compensate(ship, "back")
+            s.compensate(ship, "other")
+            await charge("x")
+            charge("y")
+
+    ran = await run(flow())
+    assert called == ["x", "ship other", "ship back"]
+    assert "charge(...) is not awaited" in str(ran.result.error)
+    await go_on_from_everywhere(flow(), ran)
+
+
+async def test_arguments_of_a_child_that_are_refused_are_refused_after_a_crash() -> None:
+    @workflow
+    async def flow(order: Any) -> str:
+        try:
+            return await refund(order)
+        except NotDecodable:
+            await ship("instead")
+            return await ship("at last")
+
+    ran = await run(flow(5), others=[refund])
+    assert ran.output == "at last"
+    await go_on_from_everywhere(flow(5), ran, others=[refund])
 
 
 async def test_a_missing_await_in_a_child_fails_its_parent_with_the_line() -> None:

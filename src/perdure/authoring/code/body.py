@@ -183,6 +183,8 @@ class Body(Execution):
         # Ops that had their outcome before anything awaited them, and those that begin only when they are awaited.
         self._early: list[EarlyFuture] = []
         self._made: list[tuple[int, str, str, str, Coroutine[Any, Any, Any]]] = []
+        # The last op that was refused because it is not awaited: also a body that catches this is to fail.
+        self._refused: UsageError | None = None
         # What each open op resolves: the future of a step or a wait, or a timer.
         self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | Child | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
@@ -379,6 +381,8 @@ class Body(Execution):
                 return Finish(RunStatus.CANCELLED, reason=self._cancelled.reason)
             error, value = cancelled, None
         if error is None:
+            error = self._refused
+        if error is None:
             try:
                 data = self.codec.encode(value, "the result of the workflow")
                 decoded = self.codec.decode(data, self._returns, "the result of the workflow")
@@ -441,11 +445,16 @@ class Body(Execution):
     def check_awaited(self, where: str, what: str, instead: str = "") -> None:
         """Refuse an op that the code does not await: the run would continue without it.
 
-        Not during replay: older code may have started steps this way, and must still replay.
+        Replay refuses it again, since the code may have gone on from there, as compensations do. A run with a journal
+        of before ops were refused repeats what it has done.
         """
-        if not self._past.replaying:
+        refuses = self.started is not None and self.started.exact > 0
+        if refuses or not self._past.replaying:
             write = instead or f"write `await {what}`, or `asyncio.create_task({what})` to have it done beside the rest"
-            raise UsageError(f"{where}: {what} is not awaited, so the workflow would continue without it; {write}")
+            self._refused = UsageError(
+                f"{where}: {what} is not awaited, so the workflow would continue without it; {write}"
+            )
+            raise self._refused
 
     def to_await(self, made: Coroutine[Any, Any, Any], site: Site, what: str) -> None:
         """Keep an op that begins when it is awaited, to see in the end whether it was."""
@@ -572,9 +581,11 @@ class Body(Execution):
             invocation.begun = True  # it was awaited, also where its arguments are refused
         program = invocation.program
         data = invocation.encode(program, self.codec)
-        if program is not None and not self._past.replaying:
+        scope = self.loop.scope
+        # A child that the journal holds was checked, by types of then. One that was refused is refused again.
+        if program is not None and not self._past.has_child(scope.next_path(invocation.name)):
             program.check_input(Raw(data), self.codec)
-        op = self.loop.scope.path(invocation.name)
+        op = scope.path(invocation.name)
         future = self.loop.create_op_future() if detached else self.loop.create_child_future()
         future._op = op
         self._futures[op] = (future, Child(id or op, invocation.returns, {} if program is None else program.errors))
@@ -612,6 +623,8 @@ class Body(Execution):
         except NotSerializable:
             check_arguments("continue_as", (*args, *kwargs.values()))
             raise
+        if self._refused is not None:
+            raise self._refused
         self.check_all_awaited()
         self.finish(Finish(RunStatus.COMPLETED, continue_with=data, version=self._version))
         raise Bail

@@ -60,6 +60,10 @@ class Scope:
         self.prefix = prefix
         self.counts: dict[str, int] = {}
 
+    def next_path(self, name: str) -> str:
+        """What `path` is about to return."""
+        return f"{self.prefix}{name}:{self.counts.get(name, 0)}"
+
     def path(self, name: str) -> str:
         """The path of the next op of this name."""
         n = self.counts.get(name, 0)
