@@ -1,4 +1,4 @@
-"""Flows as steps of others that are not known beforehand: one that is stored, and one that an earlier step made."""
+"""Flows as steps whose definition is found at run time: a stored flow, and one that an earlier step has made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.kernel.values.codec import Codec
 
 
 class NamedFlow(Program):
-    """A flow, or another program, that engines know by its name. Without a version it is the latest."""
+    """A flow or another program that engines know by name; without a version, its latest."""
 
     by_name = True
 
@@ -26,7 +26,7 @@ class NamedFlow(Program):
         self.returns = Result()
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> Execution:
-        """It has no code: engines open the program that it names."""
+        """Never executed: engines open the program that it names."""
         raise UnknownProgram(self.name)
 
 
@@ -36,21 +36,21 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DynamicFlow(Program):
-    """Runs the definition that it is given. The journal has that as its input, so every replay has it too."""
+    """Runs the definition that it gets as input. The input is in the journal, so every replay runs the same."""
 
     name = "flow"
     types = (("=definition", Any), ("=input", Any))
-    # As a parameter that may be left out.
+    # An optional parameter.
     defaults = {"input": None}  # noqa: RUF012 - as in Program
 
     def __init__(self, define: Callable[[bytes], Program]) -> None:
         self._define = define
         self.returns = Result()
-        # The last one: a run that begins is checked first.
+        # The last flow that was made: a run is checked before it begins.
         self._made: tuple[bytes, Program] | None = None
 
     def check_input(self, input: Raw, codec: Codec) -> object:
-        """Raise FlowInvalid for a definition that is none, or may not be used."""
+        """Raise FlowInvalid if the definition is invalid, or uses what it may not."""
         program, given = self._read(input)
         return program.check_input(given, codec)
 

@@ -1,4 +1,4 @@
-"""From a definition to a plan: what steps refer to are the edges. Finds every problem before it gives up."""
+"""Compile a definition to a plan, whose edges are the references of steps. Finds every problem before it gives up."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ from perdure.kernel.ids import check_name
 from perdure.kernel.policies.durations import duration, parse_duration
 from perdure.kernel.policies.retry import Retry
 
-# Values of a run that no step makes: its inputs one by one and as a whole, fixed variables, and the run itself. No step
-# has a dot in its id.
+# Values that no step makes: the inputs one by one and as a whole, fixed variables, and the run itself. Ids of steps
+# have no dot.
 INPUT, INPUTS, CONSTANTS, RUN = "input.", ".input", ".vars", ".run"
-# The step that reads variables of the environment, and its value; and the one that reads the clock.
+# The step that reads environment variables, its value, and the step that reads the clock.
 VARIABLES = "vars"
 STARTED, READ_CLOCK = ".started_at", "run.started_at"
-# What follows the id of a step that is repeated in the name of the gate that leads back to it.
+# A suffix of step ids: names the gate that leads back to a repeated step.
 UNTIL = ".until"
-# And in the name of what runs if it fails.
+# A suffix of step ids: names the node that runs if the step fails.
 ON_ERROR = ".on_error"
 ROOTS = ("input", "steps", "jobs", "vars", "resources", "env", "run", "secrets")
-# Of a run, what is no part of RUN.
+# Fields of a run that are not part of RUN.
 _RUN = {"started_at": STARTED, "workspace": WORKSPACE, "status": STATUS}
-# Items of a map are never run in chunks: expressions take the list of results, and not a reference to it.
+# Items of a map never run in chunks: expressions take the list of results, not a reference to it.
 NO_CHUNKS = 1 << 62
 
 
 class Scope:
-    """What expressions can refer to at one place, and the names of the values that they did."""
+    """What expressions can refer to at one place, and the names of the values that they have referred to."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Scope:
         last: str = "",
     ) -> None:
         self._flow, self._job, self._secrets = flow, job, secrets
-        # The step that is repeated, whose result in the last round is `last`.
+        # The repeated step, whose result in the last round is `last`.
         self.last = last
-        # Of a map, the first two values are the item and its position.
+        # In a map, the first two values are the item and its position.
         self._items = {} if mapped is None else {"item": 0, mapped.name: 0, "index": 1}
         self.names: list[str] = [] if mapped is None else ["", ""]
         self.takes_item = False
 
     def slot(self, reference: Reference) -> tuple[int, Path]:
-        """The position of what it refers to among the given values, and the path in that. Raises Wrong."""
+        """The position of the referenced value among the given ones, and the path inside it. Raises Wrong."""
         root, path = reference.root, reference.path
         if root in self._items:
             self.takes_item = True
@@ -123,7 +123,7 @@ class Scope:
         return self._at(VARIABLES if self._flow.variables[name].env else CONSTANTS), path
 
     def _of_resource(self, reference: Reference, name: str) -> str:
-        """The name among all variables of a value of a resource."""
+        """The name that a value of a resource has among all variables."""
         self._check(reference, name, self._flow.resources, "F013", "resource")
         known, key = self._flow.resources[name], reference.path[1] if len(reference.path) > 1 else ""
         if not isinstance(key, str) or not key:
@@ -133,7 +133,7 @@ class Scope:
         return f"{name}.{key}"
 
     def parts(self, reference: Reference) -> list[str] | None:
-        """What an expression refers to that names a whole resource: its values, which may be secrets."""
+        """The values of a resource that a reference names as a whole. Some may be secrets."""
         if reference.root != "resources" or len(reference.path) != 1 or reference.path[0] not in self._flow.resources:
             return None
         return list(self._flow.resources[str(reference.path[0])])
@@ -169,7 +169,7 @@ class Scope:
         return [*found, "status"] if self._job is not None and self._job.id == FINALLY else found
 
     def secret(self, reference: Reference) -> str | None:
-        """The name of the secret that it refers to; None if it is none. Raises Wrong."""
+        """The name of the secret that a reference names; None if it names no secret. Raises Wrong."""
         variables = all_variables(self._flow)
         name = str(reference.path[0]) if reference.path else ""
         length = 1
@@ -210,7 +210,7 @@ def _roots(root: str, more: Iterable[str]) -> str:
 class Compiler:
     """Compiles one definition.
 
-    `stubs`: for a test, what stands in for steps and variables.
+    `stubs`: for a test, replacements of steps and variables.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Compiler:
         self._flow, self._components, self._problems, self.stubs = flow, components, problems, stubs
         self._job = job
         self._ids = flow.ids if job is None else job.ids
-        # By step or job: what it comes after, in any way.
+        # By step or job: what it comes after, for whatever reason.
         self._before: dict[str, list[str]] = {}
 
     def build(self) -> Built:
@@ -267,7 +267,7 @@ class Compiler:
         return self._built(drafts, options)
 
     def _needed(self, drafts: Sequence[Draft], final: Iterable[Draft], output: Item) -> list[Draft]:
-        """The steps that the result may need, with the gates that choose among them, and those that run in any case."""
+        """The steps that the result may need, with the gates that choose among them, and the steps that always run."""
         finder = Needs(self._problems.file, self._compiled)
         steps = {step.id: step for step in self._flow.steps}
         needs: dict[str, Need] = {}
@@ -288,7 +288,7 @@ class Compiler:
         return [*kept, *gates_of(finder.forms, why)]
 
     def _needs_of(self, finder: Needs, step: StepDef, draft: Draft) -> Need:
-        """What a node of a step needs; forms in what is made anew for each item or round are not asked one by one."""
+        """What a node of a step needs. Forms inside an item or a round count as a whole."""
         arguments = step.arguments
         if draft.node.name != step.id or arguments is None or step.map is not None or step.repeat is not None:
             return Need([*_values((draft,), ())])
@@ -314,7 +314,7 @@ class Compiler:
     # --- jobs -------------------------------------------------------------------------------------------------------
 
     def _of_job(self, job: JobDef) -> tuple[Compiler, list[Draft]]:
-        """The steps of a job, and what compiles them."""
+        """The steps of a job, and their compiler."""
         stubs = self.stubs
         if stubs is not None and job.id != FINALLY:
             stubs = Stubs(_inside(stubs.mock, job.id), _inside(stubs.fail, job.id), stubs.vars)
@@ -324,7 +324,7 @@ class Compiler:
         return part, drafts
 
     def _job_draft(self, job: JobDef, inside: tuple[Compiler, list[Draft]]) -> Draft:
-        """A job without its program, which depends on what other jobs take of it."""
+        """A job without its program, which depends on the values that other jobs take."""
         before = self._before[job.id] = self._known_before(job.id, job.needs, job.after, "job")
         condition = self._condition(job)
         lock = self._lock(job.lock)
@@ -359,7 +359,7 @@ class Compiler:
         return any(id in before for before in self._before.values())
 
     def _last(self, final: tuple[Compiler, list[Draft]] | None, workspace: bool) -> Draft | None:
-        """What runs in the end: the steps of `finally`, and what removes the workspace."""
+        """The last node: the steps of `finally`, and the removal of the workspace."""
         flow = self._flow
         drafts = [] if final is None else final[1]
         if workspace and flow.workspace is not None and flow.workspace.cleanup != "never":
@@ -405,7 +405,7 @@ class Compiler:
                 found.append(self._until(step, step.repeat))
             if draft is not None and isinstance(step.on_error, OtherDef) and (other := self._instead(step)) is not None:
                 found.append(other)
-        # What comes after a step comes after what runs instead of it, too.
+        # What comes after a step also comes after its replacement.
         others = {draft.instead: draft.node.name for draft in found if draft.instead}
         for number, draft in enumerate(found if others else ()):
             behind = () if draft.instead else tuple(others[id] for id in draft.after if id in others)
@@ -415,7 +415,7 @@ class Compiler:
     def _known_before(
         self, id: str, needs: Sequence[tuple[str, Mark]], after: Sequence[tuple[str, Mark]], kind: str
     ) -> list[str]:
-        """What a step or a job says that it comes after."""
+        """The `after` of a step or a job."""
         before, add = list[str](), self._problems.add
         for what, names in (("needs", needs), ("after", after)):
             for name, mark in names:
@@ -474,14 +474,14 @@ class Compiler:
         )
 
     def _stubbed(self, node: Node, id: str) -> Node | None:
-        """In a test, what stands in for a node; None if it is what it is."""
+        """In a test, the replacement of a node; None if it is not replaced."""
         stubs = self.stubs
         if stubs is not None and id in stubs.fail:
             return _failing(node, stubs.fail[id])
         return None if stubs is None or id not in stubs.mock else _mocked(node, stubs.mock[id])
 
     def _instead(self, step: StepDef) -> Draft | None:
-        """What runs if a step fails, and makes its value."""
+        """The node that runs if a step fails, and makes its value."""
         assert isinstance(step.on_error, OtherDef)
         keys = ("when", "retry", "timeout", "on_timeout", "map", "lock", "repeat", "queue")
         nothing: dict[str, Any] = dict.fromkeys(keys)
@@ -499,7 +499,7 @@ class Compiler:
             **nothing,
         )
         draft = self._draft(other)
-        # As far as the order is concerned, both are one.
+        # For the order, both are one node.
         self._before[step.id] += self._before.pop(id)
         if draft is None:
             return None
@@ -516,7 +516,7 @@ class Compiler:
                 "F010",
                 "until is an expression with `last`, the result of the last round, as in ${{ last.done }}",
             )
-        # Where the step was skipped, it has no value, and there is no other round.
+        # A step that was skipped has no value, so there is no further round.
         wanted = Wanted("until", tuple(scope.names), compute=_filled(made, scope.names, (), where))
         self._before[step.id] += [name for name in wanted.values if name in self._ids and name != step.id]
         gate = Gate({}, lambda again: [step.id] if again else [])
@@ -571,7 +571,7 @@ class Compiler:
             policy: dict[str, Any] = {"retry": step.retry, "timeout": step.timeout}
             given = {key: value for key, value in policy.items() if value is not None}
             return dataclasses.replace(spec, name=step.id, **given)
-        # What workers of a queue run keeps the name by which they know it.
+        # A step that workers of a queue run keeps the name by which they know it.
         queue = step.queue.value if step.queue is not None else None
         try:
             return Step[..., Any](spec).options(retry=step.retry, timeout=step.timeout, queue=queue).spec
@@ -580,7 +580,7 @@ class Compiler:
             return spec
 
     def _question(self, step: StepDef, component: Component) -> Question | None:
-        """What a signal or an approval waits for; what it is called, and who answers, is known beforehand."""
+        """The question of a signal or an approval. Its name and who may answer are fixed."""
         given: dict[str, Item] = step.arguments.value if step.arguments is not None else {}
         if not isinstance(given, dict):
             return None
@@ -635,7 +635,7 @@ class Compiler:
     def _arguments(
         self, step: StepDef, component: Component
     ) -> tuple[tuple[Wanted, ...], tuple[str, ...], dict[str, tuple[Path, ...]]]:
-        """The arguments of a step, those of them that a map has one of for each item, and the places of secrets."""
+        """The arguments of a step, which of them a map has once per item, and the places of secrets."""
         given = step.arguments
         if component.kind == "value":
             items = {"value": given} if given is not None else {"value": Item(None, step.mark)}
@@ -710,7 +710,7 @@ class Compiler:
             self._problems.add(item.mark, "F022", f"{given!r:.80} is no length of time; write seconds, or 90m")
 
     def _check_shell(self, step: StepDef, given: Mapping[str, Item]) -> None:
-        """Note a command that is none, and warn of values that a shell would read as a part of one."""
+        """Note an invalid command, and warn of values that a shell would read as part of the command."""
         argv, shell = given.get("argv"), given.get("shell")
         if step.use.value != "shell" or argv is None:
             return
@@ -719,7 +719,7 @@ class Compiler:
         if isinstance(said, bool) and isinstance(argv.value, list | str) and not (written and not said):
             from perdure.authoring.flow.shell import misused
 
-            # Forms give what they give when they are evaluated.
+            # The value of a form is known when it is evaluated.
             listed = [1 if is_form(one) else one.plain() for one in elements(argv)]
             plain = listed if isinstance(argv.value, list) else argv.value
             wrong = misused(plain, said)
@@ -740,7 +740,7 @@ class Compiler:
         )
         if step.when is None:
             return needed or None
-        # A form, or an expression, unless it is settled.
+        # A form or an expression that is not constant.
         if not is_form(step.when) and not isinstance(step.when.value, bool) and "${{" not in str(step.when.value):
             self._problems.add(step.when.mark, "F010", "when is an expression: write when: ${{ ... }}")
         return (*needed, self._wanted("holds", step.when, self._where(step.when)))
@@ -750,7 +750,7 @@ class Compiler:
         return _wanted(name, template(item, scope, self._problems), scope, where, self._is_optional)
 
     def _output(self) -> tuple[Wanted, ...] | None:
-        """The parts of the result, or one without a name that is the result; None: what no other step takes."""
+        """The parts of the result, or one without a name that is the result; None: the values that no step takes."""
         output = self._flow.output
         if output is None:
             return None
@@ -759,7 +759,7 @@ class Compiler:
         return (self._wanted("", output, self._where(output)),)
 
     def _is_optional(self, name: str) -> bool:
-        """Whether a value that no step makes may not be there."""
+        """Whether a value that no step makes may be missing."""
         if name.startswith(INPUT):
             known = self._flow.inputs.get(name.removeprefix(INPUT))
             return known is not None and not known.required and not known.has_default
@@ -799,7 +799,7 @@ class Compiler:
 
 
 def _variables(variables: Mapping[str, VariableDef], given: Mapping[str, Any]) -> Draft:
-    """The step that reads variables of the environment, but for those that are given: once, and it is recorded."""
+    """The step that reads the environment variables that are not given: once, and recorded."""
     named = {name: one for name, one in variables.items() if one.env}
 
     def vars() -> dict[str, Any]:
@@ -826,14 +826,14 @@ def _clock() -> Draft:
 
 
 def _spec(function: Callable[..., Any], name: str, **options: Any) -> StepSpec:
-    """A step of a flow's own."""
+    """A step that the flow adds by itself."""
     spec = made_of(function, name).spec
     assert spec is not None
     return dataclasses.replace(spec, name=name, **options)
 
 
 def _removal(drafts: Sequence[Draft], only_success: bool, folders: Sequence[str]) -> Draft:
-    """The step that removes the workspace: after all others, if the run succeeded and they did, or in any case."""
+    """The step that removes the workspace, after all others: if everything succeeded, or always."""
     ids = tuple(draft.node.name for draft in drafts)
 
     def remove_workspace(path: str, run: dict[str, str]) -> bool:
@@ -843,7 +843,7 @@ def _removal(drafts: Sequence[Draft], only_success: bool, folders: Sequence[str]
     if only_success:
         ended = tuple(Wanted(f"ended_{id}", (id,), compute=lambda given: b"true") for id in ids)
         condition = (*ended, Wanted("holds", (STATUS,), compute=_is_success))
-    # A command that is being ended may still write to it.
+    # A command that is being killed may still write to it.
     spec = _spec(remove_workspace, REMOVE, retry=Retry(attempts=5, initial=0.2))
     path = Wanted("path", (WORKSPACE,), keyword=True, compute=_path)
     return Draft(
@@ -863,18 +863,18 @@ def _path(given: Given) -> bytes | Absent:
 
 
 def _values(drafts: Iterable[Draft], made: Iterable[Wanted]) -> set[str]:
-    """The names of the values that nodes and results take; not what a step that is repeated takes of itself."""
+    """The names of the values that nodes and results take, except for what a repeated step takes from itself."""
     found = {name for draft in drafts for wanted in draft.reads for name in wanted.values if name != _owner(draft)}
     return found.union(name for wanted in made for name in wanted.values)
 
 
 def _owner(draft: Draft) -> str:
-    """The step that a node is, or belongs to."""
+    """The step that a node belongs to."""
     return draft.node.name.removesuffix(UNTIL).removesuffix(ON_ERROR)
 
 
 def _loops(drafts: Iterable[Draft]) -> tuple[str, ...]:
-    """The steps that are repeated."""
+    """The repeated steps."""
     return tuple(draft.node.name for draft in drafts if draft.node.max_rounds)
 
 
@@ -886,7 +886,7 @@ def _again(until: Any) -> bool:
 
 
 def _taken(built: Built) -> tuple[Wanted, ...]:
-    """What a job takes: it begins also without what its steps may have a default for."""
+    """What a job takes: values for which its steps may have a default are optional."""
     return tuple(Wanted(name, (name,), required=False, keyword=True) for name in built.inputs)
 
 
@@ -895,7 +895,7 @@ def _held(condition: tuple[Wanted, ...] | None) -> tuple[Callable[..., Any], tup
 
 
 def _mocked(node: Node, result: Any) -> Node:
-    """A node with a fixed result; its arguments are made as ever."""
+    """A node with a fixed result; its arguments are still computed."""
 
     def mock(**given: Any) -> Any:
         return result
@@ -904,7 +904,7 @@ def _mocked(node: Node, result: Any) -> Node:
 
 
 def _failing(node: Node, message: str) -> Node:
-    """A node that fails; for a wait, nothing comes in time."""
+    """A node that fails; a wait times out."""
     question = node.question
 
     def fail(**given: Any) -> Any:
@@ -918,7 +918,7 @@ def _failing(node: Node, message: str) -> Node:
 
 
 def _aside(spec: StepSpec) -> StepSpec:
-    """In a test, time is not real: what waits for the world does so in an event loop of its own."""
+    """In a test, time is virtual: code that waits for the real world does so in its own event loop."""
     if not spec.asynchronous or spec.generator:
         return spec
     function = spec.fn
@@ -932,7 +932,7 @@ def _aside(spec: StepSpec) -> StepSpec:
 
 
 def _inside(stubs: Mapping[str, Any], job: str) -> dict[str, Any]:
-    """What stands in for steps of a job, by their ids in it."""
+    """The replacements of steps of a job, by their ids in the job."""
     return {id.removeprefix(f"{job}."): one for id, one in stubs.items() if id.startswith(f"{job}.")}
 
 
@@ -941,11 +941,11 @@ def _is_person(name: object) -> bool:
 
 
 def _nothing() -> None:
-    """What a wait shows that says nothing."""
+    """The request of a wait without one."""
 
 
 def _holds(**given: Any) -> Any:
-    """A condition without `when` holds if all is there that it needs."""
+    """A condition without `when` holds if all values that it needs exist."""
     return given.get("holds", True)
 
 
@@ -958,7 +958,7 @@ def _wanted(name: str, made: Template, scope: Scope, where: str, is_optional: Ca
 def _filled(
     made: Template, names: Sequence[str], before: Sequence[None], where: str, last: str = ""
 ) -> Callable[[Given], bytes | Absent]:
-    """A template as a function of the values that it takes."""
+    """A template as a function of its values."""
 
     def compute(given: Given) -> bytes | Absent:
         try:
@@ -974,7 +974,7 @@ def _filled(
 def _column(
     name: str, made: Template, scope: Scope, over: Template, over_scope: Scope, where: str, over_where: str
 ) -> Wanted:
-    """An argument of which there is one for each item of a list."""
+    """An argument with one value per item of a list."""
     count = len(over_scope.names)
 
     def compute(given: Given) -> bytes | Absent:
@@ -998,7 +998,7 @@ def _items(data: bytes, where: str) -> list[Raw]:
 
 
 def _absent(name: str, where: str) -> Absent:
-    """Why a value is not there, whose step was skipped. Raises ExpressionFailed for an input that was not given."""
+    """Why the value of a skipped step is missing. Raises ExpressionFailed for an input that was not given."""
     if name.startswith(INPUT):
         raise ExpressionFailed(where, f"the input {name.removeprefix(INPUT)!r} is not given; write | default(...)")
     return Absent(f"{'jobs' if '.' in name else 'steps'}.{name} has no value")

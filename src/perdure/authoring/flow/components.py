@@ -1,4 +1,4 @@
-"""What `use:` of a step names: functions, other programs, and what the engine itself does. Wires nothing."""
+"""What `use:` of a step can name: functions, other programs, and built-in components. Wires nothing."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ DYNAMIC = "Run the flow that `definition` is, an object that an earlier step has
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """An argument that a component takes."""
+    """A parameter of a component."""
 
     name: str
     required: bool = True
     type: Any = Any
-    # For an input of a flow: its JSON Schema, and those that it may refer to.
+    # For an input of a flow: its JSON Schema, and the schemas that it may refer to.
     schema: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def misfit(self, value: bytes) -> str | None:
-        """Why an encoded value is no argument; None if it may be one."""
+        """Why an encoded value does not fit; None if it may fit."""
         try:
             if self.schema is not None:
                 return flaw(*self.schema, msgspec.json.decode(value))
@@ -53,23 +53,23 @@ class Parameter(msgspec.Struct, frozen=True):
         except NotDecodable as error:
             return error.reason
         except UsageError:
-            pass  # of a type that is decoded by a codec of the engine's
+            pass  # a type that only the engine's codec can decode
         return None
 
 
 class Component(msgspec.Struct, frozen=True):
-    """What a step does. `parameters` is None for one that takes any arguments."""
+    """What a step does. `parameters` is None if it takes any arguments."""
 
     kind: Literal["step", "child", "sleep", "signal", "approval", "value"]
     parameters: tuple[Parameter, ...] | None
     spec: StepSpec | None = None
     program: Program | None = None
-    # What it does, in a paragraph.
+    # A description, in a paragraph.
     about: str = ""
 
 
 class NoComponent(Exception):
-    """What `use:` says names nothing that can be used here."""
+    """`use:` names nothing that can be used here."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -79,8 +79,8 @@ class NoComponent(Exception):
 class Components:
     """Finds components for a flow, in a `folder`. `load` gives the flow of a file that it names, or raises OSError.
 
-    `define` gives the flow of a definition that a step has made; None: they may not be used here. `level`: how many
-    steps have made this flow and the flows around it.
+    `define` makes a flow from a definition that a step has made; None if that is not allowed here. `level`: how many
+    such definitions this flow is nested in.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Components:
     ) -> None:
         self._allowed, self._given, self.folder, self._load, self._define = allowed, given, folder, load, define
         self._level = level
-        # The programs that steps use, by what `use` says.
+        # The programs that steps use, by the text of `use`.
         self.programs: dict[str, Program] = {}
 
     def find(self, use: str) -> Component:
@@ -146,11 +146,11 @@ class Components:
         raise NoComponent("F020", f"there is no component {use!r}; {did_you_mean(use, self.names())}")
 
     def workspaces(self) -> tuple[str, ...]:
-        """The folders that the workspace of a flow may be in, as absolute paths."""
+        """The folders that may contain the workspace of a flow, as absolute paths."""
         return tuple(os.path.abspath(one) for one in (self.folder, *self._allowed.workspaces))
 
     def names(self) -> list[str]:
-        """The components that have a name of their own."""
+        """The names of all components that have one."""
         return sorted({*self._given, *PROVIDED, *(point.name for point in _installed())})
 
     def _of_python(self, path: str) -> Component:
@@ -171,10 +171,10 @@ class Components:
             known = [one for one, value in vars(imported).items() if callable(value)]
             raise NoComponent("F023", f"{module} has no {name!r}; {did_you_mean(name, known)}")
         program = found if not isinstance(found, Step | type) and isinstance(found, Program) else None
-        # Only what the module says itself: not what it has imported from a module that is not allowed.
+        # Only names that the module defines itself, and none that it imports from a module that is not allowed.
         home = getattr(found, "__module__", None) or module
         if program is not None:
-            # A flow is defined in a file, and says itself what it may use.
+            # A flow is defined in a file, with its own settings of what it may use.
             place = module if program.defined is None else program.defined.place[0]
             home = place if place in sys.modules else module
         if not isinstance(home, str) or not self._is_allowed(home):
@@ -199,10 +199,10 @@ class Components:
 
 
 class ShownComponents(Components):
-    """Components of a flow that is looked at: of what steps execute, nothing is imported, and nothing is refused."""
+    """Components of a flow that is only shown: nothing is imported for its steps, and nothing is refused."""
 
     def workspaces(self) -> tuple[str, ...]:
-        """Any folder: none is made."""
+        """Any folder, as none is created."""
         return (os.path.abspath(os.sep),)
 
     def _find(self, use: str) -> Component:
@@ -216,7 +216,7 @@ def _not_here(**given: Any) -> Any:
 
 
 def _loaded(load: Callable[[], Any], failed: str) -> Any:
-    """What code of a module gives, whatever it raises: one that ends the process is a problem of the file, too."""
+    """The result of a module's code. Whatever it raises, SystemExit included, is a problem of the flow's file."""
     try:
         return load()
     except (ImportError, AttributeError) as error:
@@ -260,7 +260,7 @@ def made_of(function: Any, name: str) -> Component:
 
 
 def _of_queue(path: str) -> Component:
-    """A step that workers have which serve a queue."""
+    """A step that the workers of a queue execute."""
     queue, _, name = path.partition("/")
     try:
         for part, what in ((queue, "the name of a queue"), (name, "the name of a step")):
@@ -312,5 +312,5 @@ OWN: Mapping[str, Component] = {
         "value", None, made_of(_value, "value").spec, about="What `with` holds, of whatever type, is the result."
     ),
 }
-# The components that perdure has itself.
+# The built-in components.
 PROVIDED = (*OWN, "flow", "http", "shell")

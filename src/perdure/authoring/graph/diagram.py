@@ -34,15 +34,15 @@ MOST_NODES = 200
 
 
 class Turns(NamedTuple):
-    """How many turns a node has had, and the status of the last."""
+    """How many turns a node has had, and the status of the last one."""
 
     number: int
     status: str
 
 
-# By the paths of nodes: op paths without the numbers of turns and items.
+# By node path: an op path without the numbers of turns and items.
 Statuses: TypeAlias = Mapping[str, Turns]
-# A node in another status has not begun.
+# Nodes with any other status have not begun.
 NO_TURN = Turns(0, "")
 BEGUN = ("succeeded", "running", "waiting", "failed", "unknown")
 
@@ -55,7 +55,7 @@ class _Box:
     status: str = ""
     # The path of its node: its op paths without the numbers of turns and items.
     path: str = ""
-    # What is drawn inside it, where a nested graph is open.
+    # What is drawn inside it, if it is an open nested graph.
     inner: _Picture | None = None
 
 
@@ -84,8 +84,8 @@ def diagram(
 ) -> str:
     """The plan as text. `depth` levels of nested graphs are open: all of them, unless the whole is large.
 
-    With `statuses`, by the paths of nodes, nodes are coloured and the edges that were taken are marked. `inputs` are
-    the names of inputs that callers give under another one.
+    With `statuses`, by node path, nodes are coloured and the edges that were taken are marked. `inputs` maps names in
+    the plan to the names that callers use.
     """
     if format not in _WRITERS:
         raise UsageError(f"format={format!r} is none of 'mermaid', 'dot' and 'json'")
@@ -101,7 +101,7 @@ def diagram(
 
 
 def turns_of(statuses: Mapping[str, str]) -> Statuses:
-    """The turns of nodes, from the statuses of their ops. The items of a map are one turn."""
+    """The turns of nodes, from the statuses of their ops. All items of a map are one turn."""
     turns: dict[str, dict[tuple[int, ...], list[str]]] = {}
     for path, status in statuses.items():
         whole = re.sub(r"\[[\d-]+\]", "", path)
@@ -111,7 +111,7 @@ def turns_of(statuses: Mapping[str, str]) -> Statuses:
 
 
 def _weight(status: str) -> int:
-    """What counts most among the items of a map: those that run, then those that failed."""
+    """Which item decides the status of a map: one that runs, then one that failed."""
     order = ("running", "waiting", "unknown", "failed", "blocked", "succeeded", "skipped")
     return order.index(status)
 
@@ -196,7 +196,7 @@ def _arguments(node: Node) -> Iterable[Argument]:
 
 
 def _sources(plan: Plan, source: Source) -> Iterator[tuple[Input | Output, Link]]:
-    """The inputs and nodes that a source takes its value from."""
+    """The inputs and nodes that a source takes values from."""
     more: list[tuple[Any, Link]] = [(source, "value")]
     while more:
         source, link = more.pop(0)
@@ -209,7 +209,7 @@ def _sources(plan: Plan, source: Source) -> Iterator[tuple[Input | Output, Link]
 
 
 def _label(node: Node, source: Output) -> str:
-    """The name of a value, where it is not that of its node."""
+    """The name of a value, if it differs from the name of its node."""
     name = node.outputs[0] if node.outputs else ""
     if len(node.outputs) > 1 and source.path and isinstance(source.path[0], int):
         name = node.outputs[source.path[0]]
@@ -285,7 +285,7 @@ def _dot(picture: _Picture) -> str:
         if event == "close":
             text.append(f"{pad}}}")
         elif event == "open":
-            # Edges need a node to end at; a point inside stands for the cluster.
+            # Edges must end at a node: a point inside stands for the cluster.
             text.append(f"{pad}subgraph cluster_{item.id} {{")
             text.append(f'{pad}    label="{_quoted(item.label)}"')
             text.append(f'{pad}    {item.id} [shape="point", label=""]')

@@ -1,4 +1,4 @@
-"""Whether a value of one annotation can be given to a parameter of another. What cannot be decided passes."""
+"""Whether a value of one annotation fits a parameter of another. Pairs that cannot be decided pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fits(made: Any, wanted: Any) -> bool:
     if is_typeddict(one) or is_typeddict(other):
         return issubclass(dict, one if is_typeddict(other) else other)
     if issubclass(one, PlainForm):
-        # It is stored as an object, of which the parameter may make what it likes.
+        # The value is stored as an object, which the parameter may decode as it likes.
         return not issubclass(other, (str, int, float, bytes, list, tuple, set, frozenset, type(None)))
     if (one, other) in ((int, float), (bool, float), (int, complex), (float, complex)):
         return True
@@ -57,7 +57,7 @@ def fits(made: Any, wanted: Any) -> bool:
 
 
 def _fits_tuple(made: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool) -> bool:
-    """Whether the elements of a tuple fit those of another, which may be `fixed`, or those of a sequence."""
+    """Whether the elements of a tuple fit those of another tuple, of a `fixed` length or not, or of a sequence."""
     if not made or not wanted:
         return True
     if fixed and Ellipsis not in wanted:
@@ -67,7 +67,7 @@ def _fits_tuple(made: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool) 
 
 
 def _values_of(annotation: Any) -> set[Any]:
-    """The values of a type that has few; one that no Literal has, of any other."""
+    """The values of a type that has few; for any other type, a value that is in no Literal."""
     if annotation is bool:
         return {True, False}
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -96,7 +96,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def element_of(annotation: Any) -> Any:
-    """The type of the elements of a list; Any if it is not known."""
+    """The type of the elements of a list; Any if unknown."""
     annotation = _plain(annotation)
     arguments = get_args(annotation)
     return arguments[0] if len(arguments) == 1 else Any

@@ -50,12 +50,12 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Member = Step[..., Any] | Gate | Program
-# In which order graphs were defined: of two under one name, the later one is meant.
+# The order in which graphs were defined: of two with one name, the later one is meant.
 _NUMBERS = itertools.count()
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """What a graph is called with, as names with types; `bound` are fixed, with their values."""
+    """The inputs of a graph by name, with their types; `bound` inputs have fixed values."""
 
     required: dict[str, Any]
     optional: dict[str, Any]
@@ -130,10 +130,10 @@ class Graph(DataflowProgram, Generic[P, R]):
         self.defined: Defined = Defined((frame.f_globals.get("__name__", ""), name), where, next(_NUMBERS))
         self.__name__ = self.__qualname__ = name
         self._members = tuple(_member(one) for one in _listed("nodes", nodes))
-        # The names of the nodes, if they are a part of another graph.
+        # The names of the nodes, if this graph is a part of another one.
         self._kept: set[str] | None = None
         self._output = output
-        # What callers name inputs and values, where that differs from what the nodes do.
+        # The names of inputs and values for callers, where they differ from those of the nodes.
         self._input_names: dict[str, str] = {}
         self._output_names: dict[str, str] = {}
         self._given: tuple[inspect.Parameter, ...] | None = None
@@ -151,7 +151,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         self._build(self._drafts())
 
     def _drafts(self) -> tuple[Draft, ...]:
-        """Its nodes, to be wired. Not kept: of a large graph they are most of the objects, and its runs need none."""
+        """Its nodes, to be wired. Not kept: a large graph has many of these objects, and its runs need none."""
         drafts = _drafts(self._members, self._options.where)
         return drafts if self._kept is None else tuple(_without(draft, self._kept) for draft in drafts)
 
@@ -174,7 +174,7 @@ class Graph(DataflowProgram, Generic[P, R]):
             self.plan = msgspec.structs.replace(built.plan, results=renamed, required=required)
         self.plan = _ruled(self.plan, self.rules)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
-        # Inputs that answer questions before they are asked.
+        # Inputs that answer questions in advance.
         self.answers = {
             self._input_names.get(node.outputs[0], node.outputs[0]): node.question.answer
             for node in self.plan.nodes
@@ -195,12 +195,12 @@ class Graph(DataflowProgram, Generic[P, R]):
 
     @property
     def input_names(self) -> Mapping[str, str]:
-        """What callers call inputs, where that differs from the nodes."""
+        """By name in the nodes: the names of inputs for callers, where they differ."""
         return self._input_names
 
     @property
     def inputs(self) -> Inputs:
-        """What it is called with."""
+        """Its inputs, with their types and bound values."""
         bound = {self._input_names.get(name, name): value for name, value in self._options.bound.items()}
         return Inputs(
             {name: needed.type for name, needed in self._needed.items() if needed.required},
@@ -220,7 +220,7 @@ class Graph(DataflowProgram, Generic[P, R]):
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """The values in its result that nodes beside it can take by name, with their types."""
+        """The values in its result that other nodes can take by name, with their types."""
         if self._output is not None:
             return {}
         values = [self._built.values[name] for name, _ in self._built.plan.results]
@@ -228,7 +228,7 @@ class Graph(DataflowProgram, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its inputs; give it to `start` or `run`."""
-        self._arguments(args, kwargs)  # a wrong call fails here, at the user's line
+        self._arguments(args, kwargs)  # so that a wrong call fails at the user's line
         return to_await(Called(self.name, self, args, kwargs), sys._getframe(1), f"{self.name}(...)")
 
     def __repr__(self) -> str:
@@ -269,7 +269,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         return self._narrowed("select", drafts, kept, options, None if not single else self._output)
 
     def with_entrypoint(self, *nodes: Named) -> Graph[..., R]:
-        """The part of the graph that begins at these nodes; what they take of nodes before them is an input then."""
+        """The part of the graph that begins at these nodes; values that they take from earlier nodes become inputs."""
         names = [name_of(one) for one in nodes]
         drafts = self._drafts()
         self._refuse_unknown("with_entrypoint", names, {draft.node.name: None for draft in drafts})
@@ -328,7 +328,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         return {**before, **after}
 
     def with_name(self, name: str) -> Self:
-        """The graph under another name: another program, if it is run by itself."""
+        """The graph under another name; run by itself, it is another program."""
         made = self._with("with_name")
         made.name = made.__name__ = made.__qualname__ = check_name(name, "the name of a graph")
         made.defined = Defined((self.defined.place[0], name), self.defined.source, next(_NUMBERS))
@@ -389,19 +389,19 @@ class Graph(DataflowProgram, Generic[P, R]):
     # --- pictures -------------------------------------------------------------------------------------------------
 
     def diagram(self, *, format: Format = "mermaid", depth: int | None = None) -> str:
-        """The graph as text that mermaid, or Graphviz with `format="dot"`, draws.
+        """The graph as a mermaid diagram, or for Graphviz with `format="dot"`.
 
-        Nested graphs are open, `depth` levels of them; all, unless the graph is large.
+        `depth` levels of nested graphs are open; by default all, unless the graph is large.
         """
         return diagram(self.plan, format=format, depth=depth, inputs=self._input_names)
 
     def drawn(self, statuses: Mapping[str, str], format: Any, depth: int | None) -> str:
-        """The graph with its nodes coloured by the statuses of their ops, and the edges marked that were taken."""
+        """The diagram with nodes coloured by the statuses of their ops, and the edges that were taken marked."""
         turns = turns_of(statuses)
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self._input_names)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """What a notebook shows: the diagram, where it can draw one."""
+        """The diagram, for notebooks that can draw it."""
         text = self.diagram()
         return {"text/plain": repr(self), "text/vnd.mermaid": text, "text/markdown": f"```mermaid\n{text}```"}
 
@@ -417,7 +417,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         return f"({', '.join(shown)})"
 
     def call_signature(self, codec: Codec) -> Signature:
-        """What it is called with, for callers that do not have it."""
+        """Its signature as data, for callers in other processes."""
         kind = int(inspect.Parameter.KEYWORD_ONLY)
         return Signature(
             tuple(
@@ -432,7 +432,7 @@ class Graph(DataflowProgram, Generic[P, R]):
             call = inspect.Signature(list(self._given)).bind(*args, **kwargs)
             given = set(call.arguments)
             call.apply_defaults()
-            # A default of the signature gives way to a value that is bound.
+            # A bound value replaces the default of the signature.
             bound = {self._input_names.get(name, name) for name in self._options.bound} - given
             return {name: value for name, value in call.arguments.items() if name not in bound}
         if args:
@@ -487,13 +487,13 @@ class Graph(DataflowProgram, Generic[P, R]):
 
 
 def _forget(copied: Program) -> None:
-    """Drop what a copy of a program has computed for the original."""
+    """Drop cached values that a copy of a program has from the original."""
     for cached in ("structure", "_batches"):
         copied.__dict__.pop(cached, None)
 
 
 def _ruled(plan: Plan, rules: Rules) -> Plan:
-    """A plan whose nested programs have rules behind their own."""
+    """A plan whose nested programs have these rules after their own."""
     if rules == NONE or all(node.program is None for node in plan.nodes):
         return plan
     nodes = []
@@ -532,7 +532,7 @@ def _drafts(members: Iterable[Member], where: str) -> tuple[Draft, ...]:
 
 
 def _without(draft: Draft, kept: set[str]) -> Draft:
-    """A node of a part of its graph: what it came after may be gone, and a gate may choose what is not there."""
+    """A node in a part of its graph, without references to nodes that the part does not have."""
     node = draft.node
     if node.gate is not None:
         gone = {target: None for target in draft.targets if target not in kept}

@@ -48,10 +48,10 @@ R = TypeVar("R")
 C = TypeVar("C")
 T = TypeVar("T")
 
-# Where a parameter takes its value from: the name of a value, or several, which are joined to a list. A node stands for
-# its value.
+# The source of a parameter: the name of a value, or several names, whose values become a list. A node stands for its
+# value.
 Sources: TypeAlias = Mapping[str, "str | Step[..., Any] | Sequence[str | Step[..., Any]]"]
-# A node by itself or by its name.
+# A node, or its name.
 Named: TypeAlias = "str | Step[..., Any] | Gate"
 _UNSET: Any = object()
 _REFUSED = {
@@ -100,10 +100,10 @@ class Wiring:
 
 
 class Node(Step[P, R]):
-    """A node of a graph that has a value. In a workflow it is a step; called anywhere else, it is its function."""
+    """A node of a graph that has a value. A call in a workflow is a step; any other call is one of its function."""
 
     wiring: Wiring
-    # The names of its values; None: one, called as the node is.
+    # The names of its values; None: one value, with the name of the node.
     outputs: tuple[str, ...] | None
     mapped: Mapped | None
     where: str
@@ -140,7 +140,7 @@ class Node(Step[P, R]):
         return cast("Node[..., list[R]]", made)
 
     def _of_item(self) -> Node[..., R]:
-        """The node that an item runs."""
+        """The node that runs for one item."""
         return copy.copy(self)
 
     def options(self, **policy: Any) -> Self:
@@ -166,10 +166,10 @@ class Node(Step[P, R]):
     def finished(
         self, planned: PlannedNode, wants: tuple[Wanted, ...], makes: tuple[Made, ...], problems: list[str]
     ) -> Draft:
-        """A draft with what every kind of node has."""
+        """A draft with the fields that every kind of node has."""
         wiring, condition = self.wiring, None
         if self.mapped is not None:
-            # A default is that of an item, and does not stand in for the list.
+            # The default is for an item, and does not replace the list.
             wants = tuple(replace(one, required=one.required or one.name in self.mapped.over) for one in wants)
             names = [wanted.name for wanted in wants]
             for name in self.mapped.over:
@@ -210,7 +210,7 @@ class ProgramNode(Node[P, R]):
         self.program = program
         # The values in its result that other nodes can take by name, with their types.
         self.parts = parts
-        # The questions in it whose answers may be given beforehand.
+        # The questions in it that may be answered in advance.
         self.answers: Collection[str] = getattr(program, "answers", ())
 
     def draft(self) -> Draft:
@@ -220,7 +220,7 @@ class ProgramNode(Node[P, R]):
         for name, annotation in self.program.types:
             plain = name.lstrip("*=")
             if plain in self.answers and plain not in wiring.inputs:
-                continue  # another question of that name is not answered by this one
+                continue  # the answer is not for another question of that name
             if name.startswith("*"):
                 problems.append(f"{wiring.name!r} takes any number of values ({name}); give it a parameter for each")
                 continue
@@ -309,8 +309,8 @@ class InterruptNode(Node[..., T]):
         return made
 
     def _of_item(self) -> Node[..., T]:
-        """A graph of the one question: each item asks for itself, at `approval:0[17]/approval:0`."""
-        from perdure.authoring.graph.graph import Graph  # which is made of nodes
+        """A graph with only this question: each item asks its own, at `approval:0[17]/approval:0`."""
+        from perdure.authoring.graph.graph import Graph  # it imports this module
 
         alone = copy.copy(self)
         alone.wiring = Wiring(self.wiring.name)
@@ -706,11 +706,11 @@ def _question(
     )
 
 
-# --- in common ------------------------------------------------------------------------------------------------------
+# --- shared ---------------------------------------------------------------------------------------------------------
 
 
 def given_name(name: Any, otherwise: str) -> str:
-    """The name that a node is given, or what it is called otherwise."""
+    """The given name of a node, or its default name."""
     if name is None:
         return otherwise
     if not isinstance(name, str) or not name:
@@ -753,7 +753,7 @@ def _value_of(parameter: str, source: Any) -> str:
 
 
 def check_pure(fn: Any, what: str) -> None:
-    """Raise WrongValue for what is no plain function."""
+    """Raise WrongValue unless it is a plain function."""
     if not callable(fn) or isinstance(fn, Step) or inspect.iscoroutinefunction(fn):
         raise WrongValue(f"{what}={fn!r:.80} is a plain function that returns True or False; it is not awaited")
 
@@ -766,7 +766,7 @@ def mapped(
     chunk: int,
     until: Callable[[Any], bool] | None,
 ) -> Mapped:
-    """How a node is mapped. Raises for what cannot be meant."""
+    """How a node is mapped. Raises for arguments that make no sense."""
     if not params or not all(isinstance(one, str) for one in params):
         raise WrongValue(f"map_over({', '.join(map(repr, params))}) takes the names of parameters")
     if len(set(params)) < len(params):
@@ -790,7 +790,7 @@ def mapped(
 def parameters(
     fn: Callable[..., Any], hints: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> tuple[tuple[Wanted, ...], list[str]]:
-    """The parameters of a function with the values that they take, and what is wrong with them."""
+    """The parameters of a function with the values that they take, and the problems found."""
     found, problems = [], []
     name = getattr(fn, "__name__", "it")
     try:
@@ -842,7 +842,7 @@ def _check_names(name: str, inputs: Mapping[str, Any], names: Sequence[str], pro
 
 
 def _made(spec: StepSpec, outputs: tuple[str, ...], problems: list[str]) -> tuple[tuple[Made, ...], StepSpec]:
-    """The values of a step: one, or the elements of a tuple. A tuple of another length fails the step."""
+    """The values of a step: one, or the elements of its tuple. A tuple of another length fails the step."""
     if len(outputs) <= 1:
         return tuple(Made(name, (), spec.returns) for name in outputs), spec
     types = get_args(spec.returns) if get_origin(spec.returns) is tuple else ()

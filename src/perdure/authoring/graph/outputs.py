@@ -1,4 +1,4 @@
-"""What a graph gives back: its values by name or by node, and why one is missing."""
+"""The result of a graph: its values by name or by node, and why a value is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outputs(Mapping[str, object], PlainForm):
 
     __slots__ = ("_convert", "_skipped", "_values")
 
-    # Of the outputs of a graph: their types, and the names of all of its values.
+    # For a subclass made for one graph: the types of its outputs, and the names of all of its values.
     _types: ClassVar[Mapping[str, Any]] = {}
     _known: ClassVar[frozenset[str]] = frozenset()
 
@@ -34,7 +34,7 @@ class Outputs(Mapping[str, object], PlainForm):
         convert: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self._values, self._skipped = dict(values), dict(skipped or {})
-        # Decodes the values whose types are not known, where a node tells its own.
+        # Decodes values of unknown type once a node gives the type.
         self._convert = convert
 
     @classmethod
@@ -45,7 +45,7 @@ class Outputs(Mapping[str, object], PlainForm):
 
     @classmethod
     def made(cls, plain: Any, convert: Callable[[Any, Any], Any]) -> Self:
-        """The outputs that were stored so."""
+        """The outputs from their stored form."""
         if not isinstance(plain, dict):
             raise ValueError(f"Expected `object`, got `{type(plain).__name__}`")
         types = cls._types
