@@ -1,4 +1,4 @@
-"""What a flow says: its parts as records, and the keys that each may have. Reads nothing."""
+"""The definition of a flow: its parts as records, and the keys that each may have. Reads nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perdure.kernel.policies.retry import Retry
 from perdure.kernel.schedules.schedule import ScheduleSpec
 
 VERSION = 1
-# What names steps, inputs and variables: expressions can refer to it without quotes.
+# A name of a step, an input or a variable, which expressions can write without quotes.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-# Names that mean something else in expressions, or are ops of perdure's own.
+# Names that mean something else in expressions, or belong to perdure's own ops.
 RESERVED = frozenset({"vars", "END"})
-# What else expressions begin with: an item of a map has another name.
+# Further roots of expressions, which an item of a map cannot be called.
 TAKEN = frozenset({"input", "steps", "jobs", "vars", "resources", "env", "run", "secrets", "index", "last", "schedule"})
-# The key of what runs in the end, and the name of the node that it is.
+# The key of the steps that run at the end, and the name of their node.
 FINALLY = "finally"
 
 
@@ -36,7 +36,7 @@ class InputDef(msgspec.Struct, frozen=True):
 
 
 class VariableDef(msgspec.Struct, frozen=True):
-    """A variable: a fixed value, which a variable of the environment may replace, or the name of a secret."""
+    """A variable: a fixed value, which an environment variable may replace, or the name of a secret."""
 
     has_default: bool
     default: Any
@@ -46,7 +46,7 @@ class VariableDef(msgspec.Struct, frozen=True):
 
 
 class MapDef(msgspec.Struct, frozen=True):
-    """Over which list a step is mapped, and under which name expressions know an item."""
+    """The list that a step is mapped over, and the name of an item in expressions."""
 
     over: Item
     name: str
@@ -56,21 +56,21 @@ class MapDef(msgspec.Struct, frozen=True):
 
 
 class RepeatDef(msgspec.Struct, frozen=True):
-    """Until when a step is repeated, and how often at most; None: as the flow says."""
+    """The condition that ends the repetitions of a step, and their limit; None: as the flow says."""
 
     until: Item
     most: int | None
 
 
 class OtherDef(msgspec.Struct, frozen=True):
-    """What runs in place of a step that failed."""
+    """The replacement of a step that failed."""
 
     use: Item
     arguments: Item | None
 
 
 class LockDef(msgspec.Struct, frozen=True):
-    """The lock that a step or a job holds while it runs; `wait` is how long it waits for it at most."""
+    """The lock that a step or a job holds while it runs, after waiting for it for at most `wait`."""
 
     key: Item
     ttl: float
@@ -78,7 +78,7 @@ class LockDef(msgspec.Struct, frozen=True):
 
 
 class WorkspaceDef(msgspec.Struct, frozen=True):
-    """The folder in which each run has one of its own, and when that is removed."""
+    """The root of the workspaces, of which each run has one, and when that is removed."""
 
     root: str
     cleanup: Literal["on_success", "always", "never"]
@@ -97,22 +97,22 @@ class StepDef(msgspec.Struct, frozen=True):
     after: tuple[tuple[str, Mark], ...]
     retry: Retry | None
     timeout: float | None
-    # "fail", "skip", the value in place of the result, or what makes that.
+    # "fail", "skip", the value that replaces the result, or the step that makes it.
     on_error: str | Item | OtherDef
-    # The value after a timeout of a wait.
+    # The value of a wait that times out.
     on_timeout: Item | None
     map: MapDef | None
     lock: LockDef | None
-    # Whether the rest of the job is skipped if the result says that there is no data.
+    # Whether the rest of the job is skipped if the result says "no data".
     skips_job: bool
-    # Whether it runs also where nothing needs it.
+    # Whether it runs even if nothing needs it.
     must_run: bool
     repeat: RepeatDef | None
     queue: Item | None
 
 
 class JobDef(msgspec.Struct, frozen=True):
-    """A job, as it is written: steps in their order, or by their data."""
+    """A job, as it is written. Its steps run in order, or when their values are there."""
 
     id: str
     mark: Mark
@@ -123,7 +123,7 @@ class JobDef(msgspec.Struct, frozen=True):
     needs: tuple[tuple[str, Mark], ...] = ()
     after: tuple[tuple[str, Mark], ...] = ()
     lock: LockDef | None = None
-    # What makes a difference to a run.
+    # The keys that make a difference to a run.
     canonical: Any = None
 
 
@@ -138,7 +138,7 @@ class ScheduleDef(msgspec.Struct, frozen=True):
 
 
 class Stubs(msgspec.Struct, frozen=True):
-    """What stands in for the world in a test: results of steps that are not executed, errors of steps, variables."""
+    """Replacements in a test: results of steps that are not executed, errors of steps, variables."""
 
     mock: dict[str, Any] = {}
     fail: dict[str, str] = {}
@@ -146,7 +146,7 @@ class Stubs(msgspec.Struct, frozen=True):
 
 
 class CaseDef(msgspec.Struct, frozen=True):
-    """A case: the inputs, what stands in for steps and variables, and what is expected of the run."""
+    """A test case: inputs, replacements of steps and variables, and the expected outcome."""
 
     name: str
     where: str
@@ -167,20 +167,20 @@ class FlowDef(msgspec.Struct, frozen=True):
     schemas: dict[str, Any]
     steps: tuple[StepDef, ...]
     jobs: tuple[JobDef, ...]
-    # The ids of all steps, or of all jobs, also of those that are wrong.
+    # The ids of all steps, or of all jobs, including invalid ones.
     ids: dict[str, Mark]
-    # What runs in the end, whatever has happened.
+    # The steps that run at the end, whatever has happened.
     final: JobDef | None
     workspace: WorkspaceDef | None
     output: Item | None
     schedules: tuple[ScheduleDef, ...]
     tests: tuple[CaseDef, ...]
     on_failure: Literal["stop", "continue"]
-    # Whether only those steps run that the output needs.
+    # Whether only the steps that the output needs run.
     lazy: bool
-    # How often a step is repeated at most, unless it says so.
+    # The limit of repetitions for steps that give none.
     max_rounds: int
-    # The tree without places, descriptions and what does not matter for a run; and the places of what is left.
+    # The tree without places, descriptions and other parts that do not matter for a run; and the places of the rest.
     canonical: dict[str, Any]
     places: list[int]
 
@@ -243,7 +243,7 @@ LOCK_TTL = 30.0
 PROFILE_KEYS = ("variables", "resources")
 RETRY_KEYS = ("attempts", "initial", "factor", "max", "backoff", "jitter")
 REPEAT_KEYS = ("until", "max")
-# How often a step is repeated at most, unless the flow says so.
+# The limit of repetitions for flows that give none.
 MOST_ROUNDS = 1000
 MAP_KEYS = ("over", "as", "limit", "tolerate", "on_error")
 VARIABLE_KEYS = ("default", "env", "secret", "description")
@@ -263,5 +263,5 @@ SCHEDULE_KEYS = {
 TEST_KEYS = ("name", "input", "mock", "fail", "vars", "expect")
 EXPECT_KEYS = ("status", "output", "skipped", "error")
 STATUSES = ("succeeded", "failed", "waiting")
-# What makes no difference to a run.
+# The keys that make no difference to a run.
 LEFT_OUT = frozenset({"description", "tests", "schedules", "profiles"})

@@ -1,4 +1,4 @@
-"""In what two flows differ, by what they say: which parts came, went and changed."""
+"""The differences of two definitions: parts that were added, removed or changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABSENT = msgspec.UNSET
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part that differs: where it is, as in `steps.book.timeout`, and what it was and is."""
+    """A part that differs: its path, as in `steps.book.timeout`, and its value in both flows."""
 
     path: str
     change: Literal["added", "removed", "changed", "moved"]

@@ -1,4 +1,4 @@
-"""The format of a flow as JSON Schema, for editors. What is right is decided by the reader: see format.py."""
+"""The format of a flow as JSON Schema, for editors. The reader in format.py has the last word."""
 
 from __future__ import annotations
 

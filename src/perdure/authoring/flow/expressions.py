@@ -1,7 +1,7 @@
 """The expressions of flows, `${{ ... }}`: the one module that knows minijinja. Pure, strict and bounded.
 
-What an expression refers to is found by its text, and taken out of it: minijinja evaluates over plain values, and never
-sees steps or inputs. Only filters whose result follows from their arguments exist, and none that makes much of little.
+References are found in the text of an expression and replaced by variables: minijinja evaluates over plain values, and
+never sees steps or inputs. Only filters that are pure and cannot blow up their argument exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.kernel.hints import did_you_mean
 
 MOST_TEXT, MOST_RESULT, MOST_RANGE = 4096, 1024 * 1024, 1000
 FUEL = 50_000
-# What minijinja has and flows have not: it is not JSON, or grows without bounds.
+# Parts of minijinja that flows lack, because their result is not JSON, or grows without bounds.
 _REMOVED = (
     "attr batch chain e escape filesizeformat format indent pluralize pprint safe slice striptags truncate wordwrap zip"
 )
@@ -73,7 +73,7 @@ FILTERS = frozenset(
 )
 FUNCTIONS = frozenset({"range"})
 KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "True", "False", "None"])
-# A reference by names alone, and what an expression must have to hold a `}}` that does not end it.
+# A reference by names alone. The characters without which an expression cannot contain a `}}` before its end.
 _PLAIN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)\s*")
 _NESTED = re.compile(r"[{'\"]")
 _TOKEN = re.compile(
@@ -82,12 +82,12 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CLOSE = {")": "(", "]": "[", "}": "{"}
-# Paths end where a path in a value ends: keys of objects, and positions in lists.
+# The path of a reference: keys of objects, and positions in lists.
 Path = tuple[str | int, ...]
 
 
 class Token(NamedTuple):
-    """A piece of an expression: its kind, its text, and where it begins."""
+    """A token of an expression: its kind, its text, and where it begins."""
 
     kind: str
     text: str
@@ -95,7 +95,7 @@ class Token(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What an expression refers to: `steps.orders.body`, as a root and a path, and where that stands in it."""
+    """A reference in an expression, such as `steps.orders.body`: its root, its path, and its place in the text."""
 
     root: str
     path: Path
@@ -104,7 +104,7 @@ class Reference(NamedTuple):
 
 
 class Wrong(Exception):
-    """An expression cannot be meant. `code` and `at` say what kind of problem it is, and where."""
+    """An expression is invalid. `code` and `at` are the kind of problem and its place."""
 
     def __init__(self, code: str, at: int, message: str) -> None:
         self.code, self.at = code, at
@@ -112,7 +112,7 @@ class Wrong(Exception):
 
 
 class Unset(Exception):
-    """An expression needs a value that there is none of. `number` is that of the reference."""
+    """An expression needs a value that does not exist. `number` is the position of the reference."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -124,17 +124,17 @@ class Failed(Exception):
 
 
 class Expression:
-    """An expression, and what it refers to."""
+    """An expression with its references."""
 
     __slots__ = ("_made", "_products", "lone", "references", "text")
 
     def __init__(self, text: str) -> None:
-        """Raises Wrong for what is no expression."""
+        """Raises Wrong if the text is no expression."""
         if len(text) > MOST_TEXT:
             raise Wrong("F010", 0, f"an expression has at most {MOST_TEXT} characters; let a step compute it")
         self.text = text
         if (plain := _PLAIN.fullmatch(text)) is not None and KEYWORDS.isdisjoint(parts := plain[1].split(".")):
-            # Most are nothing but a reference, and need not be parsed.
+            # Most expressions are a single reference, and need not be parsed.
             self.references = [Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1])]
             self._made, self._products, self.lone = "_0", [], True
             return
@@ -149,11 +149,11 @@ class Expression:
             end = one.at + len(one.text)
         self._made = made + text[end:]
         self._products = list(_products(self._made)) if "*" in self._made else []
-        # Whether it is nothing but one reference.
+        # Whether it is a single reference.
         self.lone = self._made.strip() == "_0"
 
     def evaluate(self, values: Sequence[Any]) -> Any:
-        """The value, given those of its references; `UNSET` for one that has none. Raises Unset or Failed."""
+        """The value, given the values of its references, `UNSET` for a missing one. Raises Unset or Failed."""
         variables = {f"_{number}": value for number, value in enumerate(values) if value is not UNSET}
         evaluate, errors = _engine()
         try:
@@ -172,7 +172,7 @@ class Expression:
             if found is not None and values[int(found[1])] is UNSET:
                 raise Unset(int(found[1])) from None
             raise Failed(self._explained(error)) from None
-        except Exception as error:  # of a filter of our own
+        except Exception as error:  # raised by one of our own filters
             raise Failed(str(error)) from None
         return str(result) if isinstance(result, str) and type(result) is not str else result
 
@@ -181,7 +181,7 @@ class Expression:
         try:
             fits = evaluate(f"({operand}) is number", **variables)
         except errors:
-            return  # the whole has no value, or does not need it
+            return  # the whole expression has no value, or does not need this one
         if not fits:
             raise Failed("`*` multiplies numbers only; texts and lists are not repeated")
 
@@ -197,7 +197,7 @@ UNSET: Any = object()
 
 
 def encode(value: Any) -> bytes:
-    """A value of an expression as JSON. Raises Failed for what is none, or too large."""
+    """A value of an expression as JSON. Raises Failed if it is no JSON, or too large."""
     if isinstance(value, float) and value - value != 0:
         raise Failed(f"it is {value}, which is no number that is kept")
     try:
@@ -210,24 +210,24 @@ def encode(value: Any) -> bytes:
 
 
 def find_end(text: str, at: int) -> int:
-    """Where the expression ends that begins at a place, before its `}}`; -1 if it does not end."""
+    """The end of the expression that begins at a place, before its `}}`; -1 if it does not end."""
     end = text.find("}}", at)
     if end < 0 or _NESTED.search(text, at, end) is None:
-        return end  # there is nothing in it that could hold a `}}`
+        return end  # nothing in it could contain a `}}`
     depth = 0
     while at < len(text):
         if not depth and text.startswith("}}", at):
             return at
         found = _TOKEN.match(text, at)
         if found is None:
-            at += 1  # the expression is wrong, and is read again to say how
+            at += 1  # the expression is invalid: `Expression` reads it again to say why
             continue
         depth += {"{": 1, "}": -1}.get(found[0], 0)
         at = found.end()
     return -1
 
 
-# --- what an expression consists of ---------------------------------------------------------------------------------
+# --- parts of an expression -----------------------------------------------------------------------------------------
 
 
 def _tokens(text: str) -> list[Token]:
@@ -306,7 +306,7 @@ def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
 
 
 def _products(text: str) -> Iterator[str]:
-    """The operands of `*` that are no numbers by their looks; inner ones first."""
+    """The operands of `*` that are not obviously numbers; inner ones first."""
     tokens = _tokens(text)
     depths, depth = [], 0
     for token in tokens:
@@ -400,7 +400,7 @@ def _environment() -> Any:
 
 @cache
 def _engine() -> tuple[Callable[..., Any], type[Exception]]:
-    """What evaluates, and what it raises."""
+    """The function that evaluates, and the exception that it raises."""
     environment = _environment()
     from minijinja import TemplateError
 

@@ -1,4 +1,4 @@
-"""The files of flows, as bytes. Opens nothing but regular files, so that none holds the reader up."""
+"""The files of flows, as bytes. Opens only regular files, so that reading never blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MOST_BYTES = 1024 * 1024
 
 
 def read_file(path: str) -> bytes:
-    """What a file holds, up to one byte more than a flow may have. Raises OSError, for any path that cannot be read."""
-    # A pipe without a writer would hold up an open() that blocks.
+    """The content of a file, up to one byte more than a flow may have. Raises OSError if it cannot be read."""
+    # A blocking open() would wait for the writer of a pipe.
     number = os.open(real_path(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as opened:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -21,7 +21,7 @@ def read_file(path: str) -> bytes:
 
 
 def real_path(path: str) -> str:
-    """The path without symbolic links. Raises OSError for a text that no system takes for a path."""
+    """The path without symbolic links. Raises OSError if no system accepts the text as a path."""
     try:
         return os.path.realpath(path)
     except ValueError:  # a zero byte, or half of a surrogate pair

@@ -1,4 +1,4 @@
-"""`Flow`: a definition in a file as a program. Its version is the hash of what it says."""
+"""`Flow`: a definition in a file as a program. Its version is the hash of the definition."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 
 _NUMBERS = itertools.count()
-# The keys of a definition under which those of the flows in it are, where it stood in its file, and what was changed in
-# it for some runs. No flow has keys of these names.
+# Keys that are added to a stored definition: the definitions of flows in it, its places in its file, and its overrides.
+# No flow has keys of these names.
 INSIDE, PLACES, OVERRIDES = "", "@", "+"
 _KEPT = (INSIDE, PLACES, OVERRIDES)
-# How deep flows may be that steps of others have made.
+# How deeply definitions that steps have made may be nested.
 MOST_LEVELS = 5
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What the steps of a flow may use: by the settings, and functions that were given by name.
+    """What the steps of a flow may use: as the settings allow, and functions that were given by name.
 
-    `folder`: what a workspace is relative to, for a flow that has no file. `names`: the variables of the environment
-    and the secrets that it may ask for; None: any. `level`: how many steps have made it and the flows around it.
-    `shown`: it is looked at, and its steps are never executed: nothing is imported for them, or refused.
+    `folder`: the folder that workspaces are relative to, if the flow has no file. `names`: the environment variables
+    and secrets that it may read; None: any. `level`: how many definitions made by steps it is nested in. `shown`: it is
+    only shown, so nothing is imported for its steps, and nothing is refused.
     """
 
     allowed: Flows = Flows()
@@ -76,7 +76,7 @@ class FlowDependence(Dependence):
 
 
 class ForkedExecution(DataflowExecution):
-    """A run of a flow with the past of another: while it repeats that, it has the id of the other."""
+    """A run of a flow with the past of another run: it has the id of its origin while it repeats that past."""
 
     def _take_input(self, event: RunClaimed) -> None:
         super()._take_input(event)
@@ -94,7 +94,7 @@ class ForkedExecution(DataflowExecution):
 
 
 class Flow(DataflowProgram):
-    """A flow. Call it with its inputs by name, and give that to `start` or `run`; made by `load_flow`."""
+    """A flow, as `load_flow` returns it. Call it with its inputs by name, and pass the result to `start` or `run`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Flow(DataflowProgram):
         file = problems.file
         self.name, self.file, self.access = definition.name, file, access
         self._inputs, self.schemas = definition.inputs, definition.schemas
-        # What its runs keep: places, comments and descriptions do not matter, and the flows in it are part of it.
+        # What its runs store: without places, comments and descriptions, and with the flows in it.
         self.definition = _defined(definition, programs, file) if stored is None else stored
         if len(self.definition) > MOST_BYTES:
             problems.add(definition.mark, "F008", f"with the flows in it, it is larger than {MOST_BYTES:,} bytes")
@@ -118,7 +118,7 @@ class Flow(DataflowProgram):
         self.warnings: tuple[FlowProblem, ...] = tuple(problems.found)
         self.variant = bool(self.overrides)
         self.tests, self.content = definition.tests, definition.canonical
-        # The flows in it, by what steps call them.
+        # The flows in it, by the names that steps use.
         self.inner = {use: one for use, one in programs.items() if isinstance(one, Flow)}
         self.schedules = tuple(
             ProgramSchedule(one.id, one.spec, msgspec.json.encode(one.input.plain()).decode(), one.queue)
@@ -152,7 +152,7 @@ class Flow(DataflowProgram):
         return f"<flow {self.name} {self.version}>"
 
     def override(self, overrides: Overrides) -> Flow:
-        """The same flow with changes of its steps, for a run of it: `engine.start(flow.override({...})(date=...))`.
+        """The same flow with changed steps, for one run: `engine.start(flow.override({...})(date=...))`.
 
         By step, as `book`, or in a flow with jobs as `extract.pull`: an object is a merge patch, such as
         `{"timeout": "5s"}`, and a list a JSON patch. Runs record it with their definition. Raises FlowInvalid.
@@ -164,18 +164,18 @@ class Flow(DataflowProgram):
 
     @property
     def overrides(self) -> list[Overrides]:
-        """What was changed in it by `override`, in order."""
+        """Its overrides, in order."""
         found: list[Overrides] = msgspec.json.decode(self.definition or b"{}").get(OVERRIDES, [])
         return found
 
     @property
     def inputs(self) -> Mapping[str, InputDef]:
-        """What it is started with."""
+        """Its inputs, with their types."""
         return self._inputs
 
     @property
     def input_names(self) -> Mapping[str, str]:
-        """What callers call inputs."""
+        """By name in the plan: the names of inputs for callers."""
         others = {INPUTS: "input", CONSTANTS: "vars", RUN: "run"}
         return {**others, **{INPUT + name: name for name in self._inputs}}
 
@@ -225,7 +225,7 @@ class Flow(DataflowProgram):
         return f"({', '.join(shown)})"
 
     def call_signature(self, codec: Codec) -> Signature:
-        """What it is called with, for callers that do not have it."""
+        """Its signature as data, for callers in other processes."""
         kind = int(inspect.Parameter.KEYWORD_ONLY)
         return Signature(
             tuple(
@@ -257,29 +257,29 @@ class Flow(DataflowProgram):
         return kind(self.plan, msgspec.structs.replace(started, input=Raw(msgspec.json.encode(values))), codec, past)
 
     def diagram(self, *, format: Format = "mermaid", depth: int | None = None) -> str:
-        """The flow as text that mermaid, or Graphviz with `format="dot"`, draws."""
+        """The flow as a mermaid diagram, or for Graphviz with `format="dot"`."""
         return diagram(self.plan, format=format, depth=depth, inputs=self.input_names)
 
     def drawn(self, statuses: Mapping[str, str], format: Any, depth: int | None) -> str:
-        """The flow with its steps coloured by the statuses of their ops, and the edges marked that were taken."""
+        """The diagram with steps coloured by the statuses of their ops, and the edges that were taken marked."""
         turns = turns_of(statuses)
         return diagram(self.plan, format=format, depth=depth, statuses=turns, inputs=self.input_names)
 
 
 def _defined(definition: FlowDef, programs: Mapping[str, Program], file: str) -> bytes:
-    """A definition, with those of the flows in it; of programs that are code, the version."""
+    """A definition with the definitions of the flows in it, and the versions of the programs that are code."""
     inner = {use: Raw(one.definition) if one.definition else one.version for use, one in programs.items()}
     where = {"file": file, "places": definition.places}
     return msgspec.json.encode({**definition.canonical, INSIDE: inner, PLACES: where})
 
 
 def version_of(definition: bytes) -> str:
-    """The version of a definition: its hash, in which places and the order of keys do not matter."""
+    """The version of a definition: a hash that ignores places and the order of keys."""
     return sha256(msgspec.json.encode(_placeless(msgspec.json.decode(definition)), order="sorted")).hexdigest()[:16]
 
 
 def _placeless(data: Any) -> Any:
-    """A definition without places, also of the flows in it."""
+    """A definition without places, its own and those of the flows in it."""
     if not isinstance(data, dict):
         return data
     found = {key: value for key, value in data.items() if key != PLACES}
@@ -291,7 +291,7 @@ def _placeless(data: Any) -> Any:
 def load(path: str, access: Access, stubs: Stubs | None = None) -> Flow:
     """The flow in a file. Raises FlowInvalid with all problems, also if the file cannot be read.
 
-    `stubs`: for a test, what stands in for steps and variables. Such a flow has no definition to be stored.
+    `stubs`: for a test, replacements of steps and variables. The definition of such a flow is not stored.
     """
     try:
         file = real_path(path)
@@ -302,7 +302,7 @@ def load(path: str, access: Access, stubs: Stubs | None = None) -> Flow:
 
 
 class _Stored(msgspec.Struct):
-    """What a definition has besides the flow itself."""
+    """The additional keys of a stored definition."""
 
     flows: dict[str, Any] = msgspec.field(default_factory=dict, name=INSIDE)
     places: _Where = msgspec.field(default_factory=lambda: _Where(), name=PLACES)
@@ -310,14 +310,14 @@ class _Stored(msgspec.Struct):
 
 
 class _Where(msgspec.Struct):
-    """The file that it was read from, and the places in that."""
+    """The file that a definition was read from, and its places in the file."""
 
     file: str = ""
     places: list[int] = msgspec.field(default_factory=list)
 
 
 def define(definition: bytes, access: Access) -> Flow:
-    """The flow of a definition that was stored, or that a step has made. Raises FlowInvalid; no file is read."""
+    """The flow of a definition from the store or from a step. Raises FlowInvalid. Reads no file."""
     problems = Problems(version_of(definition))
     try:
         stored = msgspec.json.decode(definition, type=_Stored)
@@ -367,14 +367,14 @@ def _flow(
 
 
 class _Files:
-    """Reads a flow and those in it, each file once."""
+    """Reads a flow and the flows in it, each file once."""
 
     def __init__(self, access: Access, root: str) -> None:
         self._access, self._root = access, root
         self._loaded: dict[str, Flow | None] = {}
 
     def load(self, shown: str, file: str, stubs: Stubs | None = None) -> Flow:
-        """The flow in a file, which errors show under the name that it was given by."""
+        """The flow in a file. Errors name the file as the caller did."""
         problems = Problems(os.path.normpath(shown))
         if file in self._loaded:
             found = self._loaded[file]
@@ -398,7 +398,7 @@ class _Files:
         return found
 
     def _beside(self, folder: str, path: str) -> Flow:
-        """The flow in another file, below the folder of the first one."""
+        """The flow in another file, which must be below the folder of the first one."""
         file = real_path(os.path.join(folder, path))
         if os.path.commonpath([file, self._root]) != self._root:
             raise NoComponent("F023", f"{path} is outside of the folder of this flow")

@@ -1,4 +1,4 @@
-"""The reader of the format: from a tree to a definition, with all problems. Wires nothing."""
+"""Read the tree of a file as a definition, and collect all problems. Wires nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def read_flow(root: Item, problems: Problems) -> FlowDef:
-    """The definition in a tree, without what is wrong in it. Raises FlowInvalid if it is none at all."""
+    """The definition in a tree, without its invalid parts. Raises FlowInvalid if the tree is no flow at all."""
     found = _Reader(problems).flow(root)
     if found is None:
         problems.stop()
@@ -73,7 +73,7 @@ def read_flow(root: Item, problems: Problems) -> FlowDef:
 class _Reader:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
-        # The ids of the list that is being read, and those that tests may name.
+        # The ids of the list that is being read, and the ids that tests may name.
         self._ids: dict[str, Mark] = {}
         self._known: set[str] = set()
         self._variables: set[str] = set()
@@ -206,13 +206,13 @@ class _Reader:
         return {name: self._named(root.value["resources"], name, self._of_resource) for name in found if name in names}
 
     def _of_resource(self, item: Item) -> VariableDef | None:
-        """A value of a resource, of which any object may be one that says neither env nor secret."""
+        """A value of a resource. An object with neither `env` nor `secret` is a plain value."""
         if isinstance(item.value, dict) and not item.value.keys() & {"env", "secret"}:
             return VariableDef(True, item.plain(), "", "", item.mark)
         return self._variable(item)
 
     def _profiles(self, item: Item, root: Item) -> None:
-        """Note what is wrong with profiles, also with those that are not chosen."""
+        """Note the problems of all profiles, chosen or not."""
         for name in self._named(root, "profiles", lambda one: one if self._is_object(one, "a profile") else None):
             profile = item.value[name]
             self._keys(profile, PROFILE_KEYS, "a profile")
@@ -229,7 +229,7 @@ class _Reader:
     def _check_known(
         self, given: dict[str, Item], holder: Item, key: str, known: Mapping[str, Item]
     ) -> dict[str, Item]:
-        """What is known of it; all else is noted."""
+        """The known keys with their values. Unknown keys are noted."""
         keys = holder.value[key].keys if given else {}
         for name in given.keys() - known.keys():
             hint = did_you_mean(name, known)
@@ -313,7 +313,7 @@ class _Reader:
         return LockDef(item.value["key"], ttl or LOCK_TTL, self._get(item, "wait", self._duration))
 
     def _check_key(self, item: Item) -> None:
-        """Note the key of a lock that is none, where that is known."""
+        """Note an invalid key of a lock, if it is constant."""
         if is_form(item) or (isinstance(item.value, str) and "${{" in item.value):
             return
         try:
@@ -499,7 +499,7 @@ class _Reader:
     def _check_given(
         self, given: Mapping[str, Any], item: Item, inputs: Mapping[str, InputDef], schemas: Mapping[str, Any]
     ) -> None:
-        """Note what the inputs of a flow do not take."""
+        """Note values that the inputs of a flow do not accept."""
         for name, one in given.items():
             known = inputs.get(name)
             if known is None:
@@ -549,7 +549,7 @@ class _Reader:
     # --- kinds of values --------------------------------------------------------------------------------------------
 
     def _get(self, item: Item, key: str, read: Callable[[Item], T | None]) -> T | None:
-        """What a key holds; None if it is not there, or wrong."""
+        """The value of a key; None if it is missing or invalid."""
         inner = item.value.get(key)
         return None if inner is None else read(inner)
 
@@ -567,7 +567,7 @@ class _Reader:
         return found
 
     def _keys(self, item: Item, known: Any, what: str, needed: tuple[str, ...] = ()) -> bool:
-        """Whether an object has known keys alone, and those that are needed."""
+        """Whether an object has only known keys, and all required ones."""
         right = True
         for key in item.value:
             if key not in known:
@@ -644,7 +644,7 @@ class _Reader:
 
 
 def kind_of(item: Item) -> str:
-    """What an item is, in words."""
+    """The kind of an item, in words."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return kinds.get(type(item.value), "empty")
 
@@ -654,7 +654,7 @@ def _no_name(text: str) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    """The tree in one form: what makes no difference to a run is left out, and steps keep their order."""
+    """The tree in canonical form: without parts that make no difference to a run, and with the steps in order."""
     found = {key: inner for key, inner in value.items() if key not in LEFT_OUT}
     for key in ("steps", "jobs", FINALLY):
         if isinstance(found.get(key), list):

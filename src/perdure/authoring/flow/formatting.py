@@ -1,6 +1,6 @@
-"""Write a flow in one canonical form: an order of keys, one way to quote, comments where they were.
+"""Write a flow in one canonical form: keys in order, one style of quotes, comments in their places.
 
-What is written is read again and compared: a file that would change its meaning, or lose a comment, is refused.
+The output is read again and compared: a file is refused if its meaning would change, or a comment would be lost.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from perdure.authoring.flow import definition
 from perdure.authoring.flow.tree import Item, Mark, Problems, is_text, read
 from perdure.errors import UsageError
 
-# A collection is written in one line if that is not longer.
+# The longest line with a whole collection.
 WIDTH = 100
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-# How a text without quotes begins, and what it has not: in a line of its own, and within brackets.
+# How an unquoted text may begin, and what it may not contain: in its own line, and within brackets.
 _BEGINS = re.compile(r"[^\W_]|[_./$(]|--?[A-Za-z]")
 _NO_PLAIN = re.compile(r": |:$| #|[\t\r\n]")
 _NO_INLINE = re.compile(r"[,\[\]{}:]")
-# What objects consist of, by kind: the order of their keys, and which kind the objects under a key are.
+# By kind of object: the order of its keys, and the kinds of the objects under them.
 _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "flow": (
         definition.FLOW_KEYS,
@@ -38,7 +38,7 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
             "workspace": "workspace",
         },
     ),
-    # Its steps are its body, and come last.
+    # Its steps come last.
     "job": ([*(key for key in definition.JOB_KEYS if key != "steps"), "steps"], {"steps": "step", "lock": "lock"}),
     "step": (definition.STEP_KEYS, {"retry": "retry", "map": "map", "lock": "lock", "repeat": "repeat"}),
     "lock": (definition.LOCK_KEYS, {}),
@@ -55,12 +55,12 @@ _KINDS: Mapping[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "profile": (definition.PROFILE_KEYS, {"variables": "variables", "resources": "resources"}),
     "variable": (definition.VARIABLE_KEYS, {}),
 }
-# These are written in lines of their own, however short they are.
+# These are never written in one line, however short they are.
 _OPEN = frozenset({"flow", "job", "step", "schedule", "test"})
 
 
 class Comment(NamedTuple):
-    """A comment, and whether it is behind something in its line."""
+    """A comment, and whether something comes before it in its line."""
 
     line: int
     text: str
@@ -68,7 +68,7 @@ class Comment(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """What stands around an entry besides its value."""
+    """The comments and blank lines around an entry."""
 
     before: list[str]
     behind: list[str]
@@ -76,7 +76,7 @@ class _Around(NamedTuple):
 
 
 def formatted(data: bytes, file: str) -> str:
-    """The text of a file in canonical form. Raises FlowInvalid for what cannot be read."""
+    """The text of a file in canonical form. Raises FlowInvalid if the file cannot be read."""
     problems = Problems(file)
     root = read(data, file, problems)
     if not isinstance(root.value, dict) or "perdure" not in root.value:
@@ -127,7 +127,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _comments(text: str) -> Iterator[Comment]:
-    """The comments of a text that is YAML: what is between its tokens, and no blank."""
+    """The comments of a YAML text: everything between its tokens but blanks."""
     import yaml
 
     starts = [0, *(one.end() for one in _BREAK.finditer(text))]
@@ -173,7 +173,7 @@ class _Writer:
 
     def __init__(self, comments: list[Comment], blanks: set[int]) -> None:
         self._comments, self._blanks = comments, blanks
-        # By place: what is around the entry that begins there.
+        # By place: the surroundings of the entry that begins there.
         self._around: dict[Mark, _Around] = {}
         self._out: list[str] = []
 
@@ -185,7 +185,7 @@ class _Writer:
         return "\n".join([*self._out, *footer]) + "\n"
 
     def _attach(self, root: Item) -> tuple[list[str], list[str]]:
-        """Find for each comment the entry that it is about; what is left comes first or last."""
+        """Find the entry that each comment is about; remaining comments come first or last."""
         found = set(_places(root))
         places, keys = sorted({place for place, _ in found}), {place for place, is_key in found if is_key}
         first = places[0].line if places else 0
@@ -231,11 +231,11 @@ class _Writer:
             if isinstance(one.value, dict) and one.value and self._inline(one, kind, f"{indent}-") is None:
                 behind = self._around[one.mark].behind if one.mark in self._around else []
                 self._begun(one.mark, indent, number == 0, behind=False)
-                if behind:  # the comment of the key that begins there
+                if behind:  # the comment belongs to the key that begins there
                     self._get(one.mark).behind.extend(behind)
                 at = len(self._out)
                 self._object(one, kind, f"{indent}  ")
-                # The first line that is no comment has the dash; comments of the first key come before it.
+                # The dash is in the first line that is no comment; comments of the first key come before it.
                 while self._out[at].lstrip().startswith("#"):
                     self._out[at] = indent + self._out[at].lstrip()
                     at += 1
@@ -244,7 +244,7 @@ class _Writer:
                 self._entry(f"{indent}-", self._begun(one.mark, indent, number == 0), one, kind, indent)
 
     def _begun(self, place: Mark | None, indent: str, first: bool, behind: bool = True) -> str:
-        """Write what comes before an entry, and return the comment behind it, unless that is left."""
+        """Write the surroundings before an entry, and return the comment at the end of its line, if there is one."""
         around = None if place is None else self._around.pop(place, None)
         if around is None:
             return ""
@@ -276,7 +276,7 @@ class _Writer:
                 self._out += [f"{indent}  {line}" if line else "" for line in lines[1:]]
 
     def _inline(self, item: Item, kind: str, begun: str) -> str | None:
-        """A value in the rest of a line; None if it needs lines of its own."""
+        """A value in the rest of a line; None if it needs its own lines."""
         if not isinstance(item.value, dict | list):
             return _scalar(item.value, False) if _block(item.value) is None else None
         if item.value and (kind in _OPEN or self._has_comments(item)):
@@ -290,7 +290,7 @@ class _Writer:
 
 
 def _places(item: Item) -> Iterator[tuple[Mark, bool]]:
-    """The places of all entries in a tree, and whether a key is there."""
+    """The places of all entries in a tree, and whether each has a key."""
     if isinstance(item.value, dict):
         yield from ((mark, True) for mark in item.keys.values())
         for one in item.value.values():
@@ -313,7 +313,7 @@ def _inline(item: Item) -> str | None:
 
 
 def _scalar(value: Any, within: bool) -> str:
-    """A scalar in a line of its own, or `within` brackets or as a key."""
+    """A scalar in its own line, or `within` brackets, or as a key."""
     if not isinstance(value, str):
         return json.dumps(value)
     plain = (
@@ -340,7 +340,7 @@ def _quoted(character: str) -> str:
 
 
 def _block(value: Any) -> list[str] | None:
-    """A text of several lines as a block: its head, and its lines; None for what is none, or needs quotes."""
+    """A text of several lines as a block: its head and its lines; None if it has one line, or needs quotes."""
     if not isinstance(value, str) or "\n" not in value.strip("\n") or value.startswith((" ", "\n", "\t")):
         return None
     body = value.removesuffix("\n")

@@ -1,7 +1,7 @@
-"""The component `http`: one request, to addresses that a flow may reach, with a limit on what comes back.
+"""The component `http`: one request, to addresses that a flow may reach, with a limited answer.
 
-A name is resolved once, its addresses are checked, and the connection goes to the address that was checked: a name that
-resolves otherwise a moment later makes no difference. Redirects are followed here, and checked likewise.
+A name is resolved once, its addresses are checked, and the connection goes to a checked address: it does not matter if
+the name resolves to another address a moment later. Redirects are followed here, with the same checks.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from perdure.errors import PerdureError, UsageError
 from perdure.kernel.values.masking import has_secret, shortened
 
 MOST_BYTES, MOST_REDIRECTS = 5 * 1024 * 1024, 5
-# How many seconds may pass without a byte; and without a connection, for each address of a host. The `timeout` of a
-# step is for the whole of it.
+# How many seconds may pass without a byte, and, for each address of a host, without a connection. The `timeout` of a
+# step limits the whole request.
 SILENCE, CONNECTING = 60.0, 15.0
-# How much of the body of an answer is in the message of an error.
+# How much of the answer's body an error message shows.
 _SHOWN = 500
-# Addresses that a gateway translates to those of IPv4.
+# IPv6 addresses that a gateway translates to IPv4.
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
-# The headers that are sent on to another origin. Any other may be a credential.
+# The headers that a redirect to another origin keeps. Any other header may be a credential.
 _SENT_ON = frozenset({"accept", "accept-language", "content-type", "user-agent"})
 _OF_BODY = frozenset({"content-type", "content-encoding", "content-language", "content-length"})
-# How an answer may be encoded, and how zlib calls that.
+# The encodings of an answer, with their window bits for zlib.
 _ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class HttpFailed(PerdureError):
-    """A request had an answer that is no success. `status` is that of the answer."""
+    """The answer to a request is not a success. `status` is its status code."""
 
     def __init__(self, url: str, status: int, body: str) -> None:
         self.url, self.status, self.body = url, status, body
@@ -64,7 +64,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..., Any]:
-    """The component. `private`: hosts, with a port or without, that may be reached though they are not public."""
+    """The component. `private`: non-public hosts, with or without a port, that may be reached."""
     allowed = {one.lower() for one in private}
 
     async def http(
@@ -77,7 +77,7 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
         expect: Sequence[Annotated[int, msgspec.Meta(ge=100, le=599)]] | None = None,
         max_bytes: Annotated[int, msgspec.Meta(ge=0)] = MOST_BYTES,
     ) -> dict[str, Any]:
-        """Make a request, and return `status`, `headers` and `body`: what JSON says, or text.
+        """Make a request, and return `status`, `headers` and `body`: decoded JSON, or text.
 
         `expect`: the statuses that are a success, otherwise 200 to 299. What has more than `max_bytes` is refused.
         """
@@ -85,12 +85,12 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
         if json is not None and body is not None:
             raise UsageError("http takes `json` or `body`, and not both")
         content = msgspec.json.encode(json) if json is not None else body.encode() if body is not None else None
-        # What is compressed is unpacked here, up to the limit and no further.
+        # Compressed answers are decompressed here, up to the limit and no further.
         sent = {"accept-encoding": "gzip", **{name.lower(): value for name, value in (headers or {}).items()}}
         if json is not None:
             sent.setdefault("content-type", "application/json")
         target = str(httpx.URL(url, params=params)) if params else url
-        # Without proxies and certificates of the environment, which a flow was not told about.
+        # Ignores proxies and certificates of the environment, which the flow does not mention.
         times = httpx.Timeout(SILENCE, connect=min(SILENCE, CONNECTING))
         async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=times) as client:
             for _ in range(MOST_REDIRECTS + 1):
@@ -119,13 +119,13 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
 
 
 def _becomes_get(status: int, method: str) -> bool:
-    """Whether what follows a redirect is a GET, without a body, as browsers do."""
+    """Whether a redirect is followed by a GET without a body, as in browsers."""
     return (status == 303 and method.upper() != "HEAD") or (status in (301, 302) and method.upper() == "POST")
 
 
 @contextmanager
 def _answering(url: str) -> Iterator[None]:
-    """Raises ConnectionError where there is no answer, or no end of it, and says to which request."""
+    """Raises ConnectionError, with the request, if there is no answer or it does not end."""
     try:
         yield
     except _library().TransportError as error:
@@ -142,7 +142,7 @@ def _library() -> Any:
 
 
 def _parts(url: str) -> tuple[SplitResult, str, int]:
-    """The parts of a URL, its host and its port. Raises UsageError for what is no address of the web."""
+    """The parts of a URL, its host and its port. Raises UsageError if it is no http or https URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)
@@ -169,7 +169,7 @@ async def _answer(
     allowed: set[str],
     resolve: Resolve,
 ) -> Any:
-    """The answer to a request, from the first address that was checked and takes a connection."""
+    """The answer to a request, from the first checked address that accepts a connection."""
     parts, host, port = _parts(url)
     try:
         addresses = await resolve(host, port)
@@ -194,7 +194,7 @@ async def _answer(
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is of the public internet, also one that is written as another kind."""
+    """Whether an address is public. An IPv4 address in the form of an IPv6 address is checked as IPv4."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
@@ -208,7 +208,7 @@ def is_public(address: str) -> bool:
 
 
 async def _read(answer: Any, most: int) -> bytes:
-    """The body of an answer, unpacked. What would be larger than the limit is not unpacked."""
+    """The body of an answer, decompressed up to the limit."""
     encoding = answer.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity", *_ENCODINGS):
         raise UsageError(
@@ -229,14 +229,14 @@ async def _read(answer: Any, most: int) -> bytes:
 
 
 class _Unpacking:
-    """Unpacks what is compressed, as far as it is asked to."""
+    """Decompresses a body, as far as it is asked to."""
 
     def __init__(self, kind: int) -> None:
         self._kind, self._inner = kind, zlib.decompressobj(kind)
         self.ended = False
 
     def more(self, data: bytes, most: int) -> bytes:
-        """At most so many bytes of what these and the former ones are. Raises ConnectionError if they are nothing."""
+        """At most so many bytes from this and earlier input. Raises ConnectionError if the input is invalid."""
         found = bytearray()
         while data and len(found) < most:
             try:
@@ -244,7 +244,7 @@ class _Unpacking:
             except zlib.error as error:
                 raise ConnectionError(f"the answer cannot be unpacked: {error}") from None
             self.ended = self._inner.eof
-            # Several files may follow each other.
+            # Several compressed files may follow each other.
             data = self._inner.unused_data
             if self.ended and data:
                 self._inner = zlib.decompressobj(self._kind)

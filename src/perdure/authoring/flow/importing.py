@@ -1,6 +1,7 @@
-"""Flows of other engines, as trees of perdure's format in which every place is still one of their file.
+"""Translate flows of other engines to trees of perdure's format that keep the places in the original file.
 
-What cannot be translated is noted: as an error, or, where it makes a run no different, as a warning. Compiles nothing.
+Parts that cannot be translated are noted: as an error, or as a warning if they make no difference to a run. Compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from perdure.authoring.flow.expressions import KEYWORDS, Path
 from perdure.authoring.flow.tree import Item, Problems, elements, fields, made, text
 
 Engine = Literal["stepflow", "aetherflow"]
-# Something that is not translated, and something that is left out or called otherwise.
+# The codes of parts that are not translated, and of parts that are left out or renamed.
 TODO, LEFT_OUT = "F040", "F041"
 # A profile of Aetherflow has some of these keys.
 _PROFILE = frozenset({"config", "options", "decode"})
@@ -25,7 +26,7 @@ _SETTINGS = frozenset({"storageConfig", "leaseManager", "recovery", "plugins", "
 
 
 def engine_of(root: Item) -> Engine | None:
-    """The engine that a file was written for; None for perdure, or for what is no flow at all."""
+    """The engine that a file was written for; None for perdure, and if the file is no flow at all."""
     if not isinstance(root.value, dict) or "perdure" in root.value:
         return None
     value = root.value
@@ -58,7 +59,7 @@ def native(root: Item, problems: Problems) -> Item:
 
 
 def _refuse_beside(root: Item, problems: Problems) -> None:
-    """Note what files that Aetherflow has beside flows say, each part with where it is written here."""
+    """Refuse a file that Aetherflow has beside flows; note for each part where perdure has it."""
     items = elements(fields(root).get("items"))
     if items and all({"cron", "flow_yaml"} <= fields(one).keys() for one in items):
         zone = _said(root, "timezone")
@@ -78,7 +79,7 @@ def _refuse_beside(root: Item, problems: Problems) -> None:
 
 
 def _schedule(item: Item, zone: str) -> dict[str, str]:
-    """The keys of a schedule here that says what one of Aetherflow does."""
+    """The keys of the schedule that is equivalent to one of Aetherflow."""
     given = {"id": _said(item, "id"), "cron": _said(item, "cron"), "timezone": zone}
     if "misfire_grace_time" in fields(item):
         given["catch_up"] = "one"
@@ -86,7 +87,7 @@ def _schedule(item: Item, zone: str) -> dict[str, str]:
 
 
 def _said(item: Item, key: str) -> str:
-    """The text of a key; empty if it has none."""
+    """The text of a key; empty if there is none."""
     value = fields(item)[key].value if key in fields(item) else ""
     return value if isinstance(value, str) else ""
 
@@ -95,7 +96,7 @@ def _said(item: Item, key: str) -> str:
 
 
 def literal(item: Item) -> Item:
-    """A value that is to stay as it is, also where it looks like an expression."""
+    """A value that stays as it is, even if it looks like an expression."""
     return made({"$literal": item}, item.mark) if _looks_evaluated(item) else item
 
 
@@ -111,7 +112,7 @@ def _looks_evaluated(item: Item) -> bool:
 
 
 def path_text(path: Path) -> str:
-    """A path as expressions write it after what it is a path in."""
+    """A path in the syntax of expressions."""
     return "".join(map(_key_text, path))
 
 
@@ -122,22 +123,22 @@ def _key_text(key: str | int) -> str:
 
 
 def quoted(value: str) -> str:
-    """A text as expressions write it."""
+    """A text as a literal in an expression."""
     return f"'{value}'" if value.isprintable() and not set("'\\") & set(value) else json.dumps(value)
 
 
 def escaped(value: str) -> str:
-    """A text in which nothing is an expression."""
+    """A text whose expressions are escaped."""
     return value.replace("${{", "$${{")
 
 
 def lone(expression: str) -> str:
-    """A text that is nothing but an expression."""
+    """A text that consists of one expression."""
     return f"${{{{ {expression} }}}}"
 
 
 def inside(item: Item) -> str | None:
-    """The expression that an item is nothing but, or the literal that it is; None for others."""
+    """The expression that an item consists of, or the item as a literal; None for any other item."""
     value = item.value
     if isinstance(value, str):
         found = re.fullmatch(r"\$\{\{ (.*) \}\}", value, re.DOTALL)
@@ -154,7 +155,7 @@ def inside(item: Item) -> str | None:
 
 
 class Names:
-    """Names that expressions can refer to, for those that another engine allows."""
+    """Names that expressions can use, for the names of another engine."""
 
     def __init__(self, problems: Problems, what: str) -> None:
         self._problems, self._what = problems, what
@@ -162,7 +163,7 @@ class Names:
         self._taken: set[str] = set()
 
     def add(self, items: Iterable[Item | None]) -> None:
-        """Choose names for what is called so, in order."""
+        """Choose names for these names, in order."""
         for item in items:
             if item is None or not isinstance(item.value, str) or item.value in self._found:
                 continue
@@ -171,7 +172,7 @@ class Names:
                 self._problems.warn(item.mark, LEFT_OUT, f"the {self._what} {item.value!r:.80} is called {name} here")
 
     def more(self, name: str) -> str:
-        """Take a name that is as much like this one as can be."""
+        """Add a name that is as similar to this one as possible."""
         name = re.sub(r"[^A-Za-z0-9_]", "_", name)[:80] or "_"
         name = f"_{name}" if name[0].isdigit() or name in RESERVED else name
         found, number = name, 2
@@ -181,12 +182,12 @@ class Names:
         return found
 
     def __getitem__(self, name: str) -> str:
-        """What something is called here; what there is none of keeps its name, and is found to be unknown."""
+        """The name in perdure. An unknown name stays, and the compiler reports it."""
         return self._found.get(name, name)
 
 
 def program_name(item: Item | None, problems: Problems) -> str:
-    """A name for a flow: its own, as far as it can be, or that of the file."""
+    """A name for a flow, close to its own name or that of its file."""
     stem = os.path.splitext(os.path.basename(problems.file))[0]
     given = item.value if item is not None and isinstance(item.value, str) else ""
     for one in (given, stem):
@@ -197,10 +198,10 @@ def program_name(item: Item | None, problems: Problems) -> str:
 
 
 def todo_name(*parts: str) -> str:
-    """The name of a component that is still to be written."""
+    """The name of a component that the user has to write."""
     return "todo_" + "_".join(word for part in parts for word in re.findall(r"[A-Za-z0-9]+", part))
 
 
 def head(name: str, root: Item) -> dict[str, Item]:
-    """What a flow begins with."""
+    """The first keys of a flow."""
     return {"perdure": Item(VERSION, root.mark), "name": text(name, root.mark)}

@@ -1,4 +1,4 @@
-"""Flows of Aetherflow: jobs stay jobs, processes become commands, locks keys of steps; the rest is to be written."""
+"""Translate flows of Aetherflow: jobs stay jobs, processes become commands, locks become keys of steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from perdure.authoring.flow.importing import (
 from perdure.authoring.flow.tree import Item, Mark, Problems, elements, fields, made, text
 
 _TOKEN = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(?::([^{}]*))?\}\}")
-# Variables that a journal must not hold.
+# Variables that look secret, and must not be in a journal.
 _SECRET = re.compile(r"(?i)passw|secret|token|api_?key|private_?key|credential")
-# Outputs that refer to outputs can grow without bounds.
+# Bounds the expansion of outputs that refer to outputs.
 MOST_EXPANSIONS = 10_000
 _PROCESS_KEYS = (
     *("command", "cmd", "args", "shell", "cwd", "env", "inherit_env", "timeout_seconds", "kill_grace_seconds"),
@@ -37,7 +37,7 @@ _PROCESS_KEYS = (
 
 
 class Scope(NamedTuple):
-    """Where a template stands: in which job, what its steps and the result are called there, and whether in `with`."""
+    """The place of a template: its job, the names of steps and of the result there, and whether it is in `with`."""
 
     job: str
     steps: str = "steps"
@@ -46,7 +46,7 @@ class Scope(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a template."""
+    """A text or an expression in a template."""
 
     text: str
     is_expression: bool = False
@@ -67,7 +67,7 @@ class Translation:
         self._names = Names(problems, "job")
         self._names.add(one.value["id"] for one in self._jobs.values())
         self._steps: dict[str, Names] = {}
-        # By job and name of an output: the step that it comes from, and its template.
+        # By job and output: the step that promotes it, and its template.
         self._outputs: dict[tuple[str, str], tuple[str, Item]] = {}
         for id, job in self._jobs.items():
             names = self._steps[id] = Names(problems, "step")
@@ -75,15 +75,15 @@ class Translation:
                 names.add([fields(step).get("id")])
                 for key, template in fields(fields(step).get("outputs")).items():
                     self._outputs[id, key] = (str(fields(step)["id"].value) if "id" in fields(step) else "", template)
-        # By variable of the environment and default: the variable of the flow.
+        # By environment variable and default: the variable of the flow.
         self._variables: dict[tuple[str, str | None, bool], str] = {}
         self._variable_names = Names(problems, "variable")
         self._warned_of_environment = False
         self._needs_workspace = False
-        # Outputs that are being translated: one that refers to itself has no value.
+        # Outputs that are being translated, to detect one that refers to itself.
         self._expanding: set[tuple[str, str]] = set()
         self._expansions = 0
-        # Where the template is that is being translated.
+        # The place of the template that is being translated.
         self._mark = root.mark
 
     def flow(self) -> Item:
@@ -237,7 +237,7 @@ class Translation:
         lock: dict[str, Any] = {"key": self._value(key, scope._replace(arguments=False))}
         if "ttl_seconds" in given:
             lock["ttl"] = given["ttl_seconds"]
-        # Aetherflow fails at once where a lock is held: a second is as long as it takes to know.
+        # Aetherflow fails at once if a lock is held; perdure needs up to a second to find out.
         return {**found, "lock": {**lock, "wait": 1}}
 
     def _check_items(self, kind: Item, items: Item, scope: Scope) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class Translation:
         return {"use": text("value", kind.mark), "with": made(result, items.mark)}
 
     def _resource(self, item: Item, scope: Scope) -> Item:
-        """What a resource says, with variables in place of the environment; what is to be decoded is secret."""
+        """The values of a resource, with variables in place of the environment. Encoded values become secrets."""
         value = fields(item)
         decoded = {
             (part, key)
@@ -402,7 +402,7 @@ class Translation:
     def _expanded(
         self, path: list[str], scope: Scope, default: str | None = None, secret: bool = False
     ) -> list[Piece] | None:
-        """What a path of Aetherflow refers to; None for nothing."""
+        """The reference of a path of Aetherflow; None if it refers to nothing."""
         match path:
             case ["env", name]:
                 secret = secret or (scope.arguments and _SECRET.search(name) is not None)
@@ -424,7 +424,7 @@ class Translation:
         return None
 
     def _output(self, job: str, key: str, rest: list[str], scope: Scope) -> list[Piece] | None:
-        """An output of a job: what its step has promoted."""
+        """An output of a job: the value that its step has promoted."""
         self._expansions += 1
         if (job, key) not in self._outputs or (job, key) in self._expanding or self._expansions > MOST_EXPANSIONS:
             return None
@@ -460,7 +460,7 @@ def _within(expression: str) -> str:
 
 
 def _default(value: str, is_lone: bool) -> str:
-    """A default: in a template that is one token it has the type that it looks like."""
+    """A default. If the template is a single token, the default has the type that it looks like."""
     if is_lone:
         try:
             json.loads(value)

@@ -1,4 +1,5 @@
-"""Flows of Stepflow: components of its own become components and keys of perdure; others are left to be written."""
+"""Translate flows of Stepflow: built-in components become components and keys of perdure; others are left to the
+user."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from perdure.authoring.flow.importing import (
 from perdure.authoring.flow.tree import Item, Mark, Problems, elements, fields, made, text
 from perdure.authoring.flow.values import stepflow_path
 
-# The input of a flow that has no names for its parts.
+# The input of a flow that does not name parts of its input.
 WHOLE = "value"
 _FLOW_KEYS = (
     "schema",
@@ -41,7 +42,7 @@ _FLOW_KEYS = (
     "outputSchema",
 )
 _STEP_KEYS = ("id", "component", "input", "onError", "mustExecute", "skipIf", "inputSchema", "outputSchema")
-# What a Python expression may consist of for one of ours to mean the same.
+# The parts of a Python expression that have the same meaning in an expression of perdure.
 _SAME = (
     *(ast.Expression, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Subscript, ast.List),
     *(ast.Constant, ast.Name, ast.Load, ast.And, ast.Or, ast.Not, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div),
@@ -50,7 +51,7 @@ _SAME = (
 
 
 class Translation:
-    """One flow of Stepflow. `within`: the flow that it is a part of, which calls it with one value as its input."""
+    """One flow of Stepflow. `within`: the flow that contains it, and calls it with a single value as its input."""
 
     def __init__(self, root: Item, problems: Problems, within: Translation | None = None) -> None:
         self._root, self._problems, self._within = root, problems, within
@@ -69,10 +70,10 @@ class Translation:
         self._references = list(self._all_references())
         self._taken = Counter(str(path[0]) for form, path in self._references if form == "$step")
         self._whole = within is not None or self._has_whole_input()
-        # Variables of flows in it: what they use must be declared here too.
+        # Variables that nested flows use, which must be declared here as well.
         self._inner_variables: dict[str, Any] = {}
         self._variable_names = Names(problems, "variable")
-        # Steps that keep code or a flow in a blob, and how many references to them are not needed any more.
+        # Steps that put code or a flow into a blob, and how many references to them are no longer needed.
         self._read: dict[str, int] = {}
 
     def flow(self) -> Item:
@@ -98,7 +99,7 @@ class Translation:
             found["schemas"] = made(
                 {name: self._schema(one) for name, one in self._definitions.items()}, self._root.mark
             )
-        # Stepflow runs what the output needs.
+        # Stepflow runs the steps that the output needs.
         found["execution"] = text("lazy", self._root.mark)
         kept = [step for id, steps in translated if not self._is_needless(id) for step in steps]
         listed = value.get("steps")
@@ -116,7 +117,7 @@ class Translation:
     # --- inputs and variables ---------------------------------------------------------------------------------------
 
     def _all_references(self) -> Iterator[tuple[str, Path]]:
-        """What all values of the flow refer to: `$step`, `$input` or `$variable`, and a path."""
+        """All references in the flow: `$step`, `$input` or `$variable`, each with a path."""
         work = [one.value["input"] for one in self._steps if "input" in one.value]
         work += [skip for one in self._steps if (skip := _get(one.value, "skipIf")) is not None]
         work += [self._file["output"]] if "output" in self._file else []
@@ -132,7 +133,7 @@ class Translation:
                 work += item.value
 
     def _has_whole_input(self) -> bool:
-        """Whether the input is taken as one value, and no parts of it are declared."""
+        """Whether steps take the input as one value, and no parts of it are declared."""
         kind = fields(self._input).get("type")
         if kind is not None and kind.value != "object":
             return True
@@ -160,7 +161,7 @@ class Translation:
         return found
 
     def _schema(self, item: Item) -> Item:
-        """A schema whose references are those of the format."""
+        """A schema with its references in the form of perdure's format."""
         if isinstance(item.value, list):
             return Item([self._schema(one) for one in item.value], item.mark)
         if not isinstance(item.value, dict):
@@ -211,7 +212,7 @@ class Translation:
     # --- values -----------------------------------------------------------------------------------------------------
 
     def _value(self, item: Item, forms: bool = False) -> Item:
-        """A value. In `$if` and `$coalesce` references keep their form, in which null has only parts that are null."""
+        """A value. References in `$if` and `$coalesce` keep Stepflow's form, in which every part of null is null."""
         if isinstance(item.value, str):
             return text(escaped(item.value), item.mark) if "${{" in item.value else item
         if isinstance(item.value, list):
@@ -244,7 +245,7 @@ class Translation:
         return text(lone(f"vars{path_text((name, *path[1:]))}"), mark)
 
     def _may_be_null(self, id: str) -> bool:
-        """Whether the flow says that null stands in for the result of a step."""
+        """Whether null can replace the result of a step."""
         step = self._by_id.get(id)
         error = fields(None if step is None else _get(step.value, "onError"))
         action, default = error.get("action"), _get(error, "defaultValue")
@@ -257,7 +258,7 @@ class Translation:
         return str(id.value) if id is not None else ""
 
     def _step(self, step: Item) -> list[Item]:
-        """A step as the steps that do the same."""
+        """The steps that do the same as a step of Stepflow."""
         value: dict[str, Item] = step.value
         component = value.get("component")
         if component is None or not _is_text(component):
@@ -285,7 +286,7 @@ class Translation:
             found = makers[name](step, given)
         elif path == "/python/udf":
             found = self._udf(given)
-        elif path == "/python/iterate":  # what it was called before it was built in
+        elif path == "/python/iterate":  # its name before it became a built-in component
             found = self._iterate(step, given)
         if found is None:
             found = [self._unknown(step, path, component.mark, given)]
@@ -295,7 +296,7 @@ class Translation:
         return [made(one, step.mark) for one in found[:-1]] + made_steps
 
     def _unknown(self, step: Item, path: str, mark: Mark, given: Item) -> dict[str, Any]:
-        """A step whose component is left to be written."""
+        """A step whose component the user has to write."""
         name = todo_name(path, self._id(step)) if path == "/python/udf" else todo_name(path.removeprefix("/builtin"))
         what = "code that is no expression" if path == "/python/udf" else f"the component {path}"
         self._problems.warn(mark, TODO, f"{what} is not translated; write a component of the name {name}")
@@ -308,7 +309,7 @@ class Translation:
         return {"use": text(name, mark), "with": found}
 
     def _common(self, step: Item, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """The keys of a step that do not depend on its component; those of a flow in it are set there."""
+        """The keys of a step that do not depend on its component. A nested flow sets its own."""
         value: dict[str, Item] = step.value
         keys: dict[str, Any] = {}
         must = _get(value, "mustExecute")
@@ -363,7 +364,7 @@ class Translation:
         id = self._names.more(f"{self._names[self._id(step)]}_sleep")
         length = f"{milliseconds}ms" if isinstance(duration.value, int | float) else lone(f"{milliseconds} / 1000")
         wait = {"id": text(id, step.mark), "use": text("sleep", given.mark), "with": made({"for": length}, given.mark)}
-        # What Stepflow's component gives after the wait.
+        # The result of Stepflow's component after the wait.
         return [wait, {"needs": made([id], step.mark), "use": text("value", given.mark), "with": self._value(given)}]
 
     def _put_blob(self, step: Item, given: Item) -> list[dict[str, Any]] | None:
@@ -387,7 +388,7 @@ class Translation:
     # --- code and flows in blobs ------------------------------------------------------------------------------------
 
     def _in_blob(self, item: Item | None) -> tuple[str, Item] | None:
-        """What a step has put into a blob whose id is referred to, and the step."""
+        """The content of a blob that a reference names, and the step that stored it."""
         reference = None if item is None else _reference(item)
         if reference is None or reference[0] != "$step" or reference[1][1:] != ("blob_id",):
             return None
@@ -402,7 +403,7 @@ class Translation:
         return id, fields(data).get("$literal", data)
 
     def _is_needless(self, id: str) -> bool:
-        """Whether a step only keeps what was read here."""
+        """Whether a step only stores what this translation has read."""
         return id in self._read and self._read[id] == self._taken[id]
 
     def _udf(self, given: Item) -> list[dict[str, Any]] | None:
@@ -413,16 +414,16 @@ class Translation:
         code = fields(blob).get("code")
         arguments = fields(given).get("input", Item({}, given.mark))
         expression = _expression(code.value, self._value(arguments)) if code is not None and _is_text(code) else None
-        # The blob is not needed, whether the code was translated or is left to be written.
+        # The blob is not needed, whether or not the code could be translated.
         self._read[id] = self._read.get(id, 0) + 1
         if expression is None or code is None:
             return None
         return [{"use": text("value", code.mark), "with": text(expression, code.mark)}]
 
     def _flow_in(self, given: Item, wrapped: dict[str, Any] | None = None) -> Item | None:
-        """The flow that a component is given, as the argument of `use: flow`; None for one that is not in the file.
+        """The flow that a component gets, as the argument of `use: flow`; None if it is not in the file.
 
-        `wrapped`: what its output becomes; the output itself is at "".
+        `wrapped`: the value that its output becomes; "" stands for the output itself.
         """
         value = fields(given)
         flow = value.get("flow") or value.get("workflow")
@@ -525,7 +526,7 @@ class Translation:
 
 
 def _get(value: dict[str, Item], key: str) -> Item | None:
-    """A field, also under the name that it has in older files: `on_error` for `onError`."""
+    """A field, under its name or that of older files: `on_error` for `onError`."""
     return value.get(key) or value.get(re.sub(r"([A-Z])", lambda one: f"_{one[1].lower()}", key))
 
 
@@ -538,7 +539,7 @@ def _is_text(item: Item | None) -> bool:
 
 
 def _component(name: str) -> str:
-    """The path of a component, also of one that is written as it was in older files."""
+    """The path of a component, in the present form or that of older files."""
     found = re.fullmatch(r"(\w+)://(.*)", name)
     if found is None:
         return f"/{name.strip('/')}"
@@ -547,7 +548,7 @@ def _component(name: str) -> str:
 
 
 def _reference(item: Item) -> tuple[str, Path] | None:
-    """What a value refers to: `$step`, `$input` or `$variable`, and the whole path; None for another value."""
+    """The reference in a value: `$step`, `$input` or `$variable`, and the whole path; None if it is no reference."""
     value = fields(item)
     for form in ("$step", "$input", "$variable"):
         if form in value and _is_text(value[form]):
@@ -556,7 +557,7 @@ def _reference(item: Item) -> tuple[str, Path] | None:
             if path is None:
                 return None
             return form, ((value[form].value, *path) if form == "$step" else tuple(path))
-    older = fields(value.get("$from"))  # of files before 2026
+    older = fields(value.get("$from"))  # in files from before 2026
     path = stepflow_path(value["path"].value) if "path" in value else []
     if path is None:
         return None
@@ -577,7 +578,7 @@ def _stepflow_text(path: Path) -> str:
 
 
 def _expression(code: str, given: Item) -> str | None:
-    """Code of Python as an expression of ours over what it is given; None where that may mean something else."""
+    """Python code as an expression over its arguments; None if the meaning could differ."""
     try:
         body: Any = ast.parse(code.strip(), mode="eval").body
         roots = {"input", "data"}
@@ -607,7 +608,7 @@ def _expression(code: str, given: Item) -> str | None:
 
 
 def _given(path: Path, given: Item) -> str | None:
-    """What code refers to, as an expression."""
+    """A reference in Python code, as an expression."""
     for number, key in enumerate(path):
         if not isinstance(given.value, dict) or any(one.startswith("$") for one in given.value):
             whole = inside(given)

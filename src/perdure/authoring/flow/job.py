@@ -18,7 +18,7 @@ from perdure.kernel.values.skips import plain_result
 
 
 class Result(OwnDecoder):
-    """How the result of a flow or a job is read: as plain JSON, without what it says about steps that were skipped."""
+    """Reads the result of a flow or a job: plain JSON, without the note about skipped steps."""
 
     def __repr__(self) -> str:
         return "Any"
@@ -29,7 +29,7 @@ class Result(OwnDecoder):
 
 
 class Job(DataflowProgram):
-    """A part of a flow: it takes values of the flow by the names that they have there."""
+    """A part of a flow. It takes values of the flow by their names in the flow."""
 
     def __init__(self, name: str, version: str, plan: Plan, takes: tuple[str, ...]) -> None:
         self.name, self.version, self.plan = name, version, plan

@@ -1,8 +1,8 @@
-"""Which steps of a lazy flow run: those that the output needs, and what its forms choose.
+"""Which steps of a lazy flow run: the steps that the output needs, and those that its forms choose.
 
-`$if` and `$coalesce` ask for one of their values after the other. So the steps that only one of these needs are
-targets of a gate, which decides when what it depends on has ended. A gate that is needed by one choice of another gate
-is a target of that. What is needed in any case is no target of any gate.
+`$if` and `$coalesce` evaluate their values one after the other. So the steps that only one of the values needs are
+targets of a gate, which decides once the steps that it depends on have ended. A gate that only one choice of another
+gate needs is a target of that gate. A step that is needed in any case is no target.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from perdure.authoring.flow.tree import Item, Problems, made
 from perdure.authoring.flow.values import Given, Missing, Template
 from perdure.errors import ExpressionFailed
 
-# What needs a node: a gate that makes a choice; None: it is needed in any case.
+# Why a node is needed: a choice of a gate; None: it is needed in any case.
 Cause = tuple[str, int] | None
-# Gives the template of an item, and the names of the values that it takes.
+# Returns the template of an item, and the names of the values that it takes.
 Compile = Callable[[Item, Problems], tuple[Template, Sequence[str]]]
 
 
 class Need(msgspec.Struct):
-    """What a value needs: other values by name, and forms that choose among more."""
+    """What a value needs: other values by name, and forms, which choose among further values."""
 
     names: list[str] = []
     forms: list[Form] = []
 
 
 class Form(msgspec.Struct):
-    """A form: what decides it, which it needs first, and what it needs by choice. `chooses` says which."""
+    """A form: what it needs in order to decide, and what each choice needs. `chooses` makes the choice."""
 
     decides: Need
     choices: list[Need]
@@ -50,7 +50,7 @@ class Needs:
         self.forms: list[Form] = []
 
     def of(self, item: Item, owner: str) -> Need:
-        """What an item needs; its gates are named after `owner`."""
+        """The needs of an item; its gates are named after `owner`."""
         value = item.value
         if isinstance(value, dict):
             if "$if" in value and "then" in value:
@@ -85,7 +85,7 @@ class Needs:
         found = needs[0] if needs else Need()
         if len(parts) < 2:
             return found
-        # Each but the first is needed if all before it are null.
+        # Each value but the first is needed if all values before it are null.
         last: Form | None = None
         for number in range(len(parts) - 1, 0, -1):
             before, names = self._compile(made({"$coalesce": parts[:number]}, item.mark), Problems(self._file))
@@ -114,7 +114,7 @@ def _null(before: Template) -> Callable[[Given], bytes]:
         try:
             return b"0" if before.evaluate(given) == b"null" else b"1"
         except (Missing, ExpressionFailed):
-            return b"1"  # where it is used, it fails the same way
+            return b"1"  # it fails in the same way where it is used
 
     return choose
 
@@ -141,10 +141,10 @@ def causes_of(
     always: Iterable[str],
     waits: Mapping[str, Iterable[str]],
 ) -> dict[str, set[Cause]]:
-    """By step or gate: what needs it; what nothing needs is not there.
+    """By step or gate: why it is needed. Nodes that nothing needs are left out.
 
-    `needs` are those of steps by id, `wanted` that of the result, `always` are steps that are needed in any case;
-    `waits` is what steps wait for.
+    `needs` has the needs of steps by id, `wanted` those of the result, `always` the steps that are needed in any case,
+    and `waits` what steps wait for.
     """
     gates = {form.gate: form for form in forms}
     found: dict[str, set[Cause]] = {}
@@ -167,7 +167,7 @@ def causes_of(
     found = {name: why for name, why in found.items() if why}
     _reduce(found, gates)
     while (edge := _circular(found, waits, gates)) is not None:
-        # What decides takes the value that it may choose. Then that is made wherever the gate decides.
+        # The gate takes a value that it may choose, so the value is needed whenever the gate decides.
         gate, name = edge
         found[name] |= found[gate]
         _reduce(found, gates)
@@ -177,7 +177,7 @@ def causes_of(
 def _circular(
     found: Mapping[str, set[Cause]], waits: Mapping[str, Iterable[str]], gates: Mapping[str, Form]
 ) -> tuple[str, str] | None:
-    """A gate that waits, by way of others, for what it chooses; None if there is none."""
+    """A gate that waits, directly or not, for a node that it chooses; None if there is none."""
     behind: dict[str, set[str]] = {name: set() for name in found}
     for name, why in found.items():
         before = gates[name].chooses.values if name in gates else waits.get(name, ())
@@ -211,10 +211,10 @@ def _all(need: Need) -> list[str]:
 
 
 def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
-    """Leave out choices that are made only where the node is needed anyway."""
+    """Leave out choices that are made only if the node is needed anyway."""
 
     def implied(cause: Cause, by: set[Cause], seen: frozenset[str]) -> bool:
-        """Whether a node that these causes need is needed whenever this one holds."""
+        """Whether a node with these causes is needed whenever this cause holds."""
         if cause in by or None in by:
             return True
         if cause is None or cause[0] in seen:
@@ -233,7 +233,7 @@ def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
                     continue
                 gate = cause[0]
                 if all((gate, number) in why for number in range(len(gates[gate].choices))):
-                    # Whatever it chooses: the node is needed where the gate is.
+                    # Every choice of the gate needs the node, so it is needed if the gate is.
                     rest = {one for one in why if one is None or one[0] != gate} | found[gate]
                 elif implied(cause, why - {cause}, frozenset()):
                     rest = why - {cause}
@@ -247,13 +247,13 @@ def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
 
 
 def gates_of(forms: Iterable[Form], found: Mapping[str, set[Cause]]) -> list[Draft]:
-    """The gates that choose something."""
+    """The gates that have targets."""
     chosen = {
         form.gate: [[name for name, why in found.items() if (form.gate, number) in why] for number in range(2)]
         for form in forms
         if form.gate in found
     }
-    # Without a target, a gate is none, and no target of others.
+    # A gate without targets is left out, and is no target of others.
     while empty := [gate for gate, choices in chosen.items() if not any(choices)]:
         for gate in empty:
             del chosen[gate]

@@ -11,7 +11,7 @@ from perdure.authoring.flow.tree import Item, Problems, elements, fields, made
 from perdure.errors import UsageError
 from perdure.kernel.hints import did_you_mean
 
-# By step, or by job: an object is a merge patch (RFC 7396), and a list a JSON patch (RFC 6902).
+# By step or job: an object is a merge patch (RFC 7396), a list is a JSON patch (RFC 6902).
 Patch = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Overrides = Mapping[str, Patch]
 
@@ -37,14 +37,14 @@ def with_profile(root: Item, name: str, problems: Problems) -> Item:
 
 
 def _laid_over(before: Item | None, over: Item) -> Item:
-    """An object with the entries of another one in place of its own."""
+    """An object with some entries replaced by those of another one."""
     if before is None or not isinstance(before.value, dict) or not isinstance(over.value, dict):
         return over
     return _with_keys(Item({**before.value, **over.value}, before.mark), before)
 
 
 def _with_keys(item: Item, before: Item) -> Item:
-    """An object with the places of its keys."""
+    """A copy of an object with entries and the places of their keys."""
     item.keys = {key: before.keys.get(key, one.mark) for key, one in item.value.items()}
     return item
 
@@ -78,7 +78,7 @@ def _overridden(root: Item, target: str, patch: Patch, problems: Problems) -> It
 
 
 def target_of(root: Mapping[str, Any], path: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The step or job that a path such as `book.with.url` begins with, and the rest of the path."""
+    """The step or job at the beginning of a path such as `book.with.url`, and the rest of the path."""
     jobs = {job.get("id") for job in root.get("jobs", ()) if isinstance(job, dict)}
     if path[0] in jobs and len(path) > 1 and (path[1] not in JOB_KEYS or path[1] == "steps"):
         return ".".join(path[:2]), path[2:]
@@ -86,7 +86,7 @@ def target_of(root: Mapping[str, Any], path: Sequence[str]) -> tuple[str, Sequen
 
 
 def _places(root: Item) -> Iterable[tuple[str | int, ...]]:
-    """The ways to all steps and jobs."""
+    """The paths of all steps and jobs in the tree."""
     value = fields(root)
     for key in ("steps", FINALLY, "jobs"):
         for number, item in enumerate(elements(value.get(key))):
@@ -103,13 +103,13 @@ def _at(root: Item, way: Sequence[str | int]) -> Item:
 
 
 def _name(root: Item, way: Sequence[str | int]) -> str:
-    """What overrides call a step or a job: steps of a job are called `job.step`."""
+    """The name of a step or a job in overrides; a step of a job is `job.step`."""
     names = [fields(_at(root, way[:end])).get("id") for end in (2, 4) if end <= len(way)]
     return ".".join(str(name.value) for name in names if name is not None)
 
 
 def _replaced(item: Item, way: Sequence[str | int], by: Item) -> Item:
-    """The tree with another item at the end of a way."""
+    """The tree with another item at a path."""
     if not way:
         return by
     first, rest = way[0], way[1:]
@@ -120,7 +120,7 @@ def _replaced(item: Item, way: Sequence[str | int], by: Item) -> Item:
 
 
 def _remade(item: Item, plain: Any) -> Item:
-    """The tree of a changed value: what is as it was keeps its place, and all else is where it was changed."""
+    """The tree of a changed value: unchanged parts keep their places, changed parts get the place of the change."""
     if item.plain() == plain and isinstance(plain, type(item.value)):
         return item
     if not isinstance(item.value, dict) or not isinstance(plain, dict):
@@ -135,7 +135,7 @@ def _remade(item: Item, plain: Any) -> Item:
 
 
 def _patched(value: Any, patch: Any) -> Any:
-    # As Stepflow writes them.
+    # The keys of a patch as Stepflow writes it.
     if isinstance(patch, dict) and patch.keys() == {"$type", "value"}:
         kind, patch = patch["$type"], patch["value"]
         if kind not in ("merge_patch", "json_patch") or isinstance(patch, list) != (kind == "json_patch"):
@@ -227,7 +227,7 @@ def _remove(value: Any, path: Sequence[str]) -> Any:
 
 
 def _key(value: Any, key: str, *, end: bool = False) -> Any:
-    """A key of an object, or a position in a list. Raises UsageError for one that is not there."""
+    """A key of an object, or a position in a list. Raises UsageError if it does not exist."""
     if isinstance(value, list) and key.isdecimal() and int(key) < len(value) + end:
         return int(key)
     if isinstance(value, dict) and key in value:

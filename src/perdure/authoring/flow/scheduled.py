@@ -1,4 +1,4 @@
-"""Schedules in the file of a flow: what their runs are started with, which may depend on the tick. Starts nothing."""
+"""Schedules in the file of a flow: the inputs of their runs, which may depend on the tick. Starts nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from perdure.errors import ExpressionFailed
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.schedules.cron import zone
 
-# What `schedule` has.
+# The parts of `schedule`.
 KEYS = ("id", "date", "at")
-# A tick to try an input with.
+# A tick for trying an input.
 SAMPLE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class _Scope:
-    """Expressions that see nothing but the tick."""
+    """The scope of expressions that see only the tick."""
 
     def slot(self, reference: Reference) -> tuple[int, Path]:
-        """The only value there is, and the path in it."""
+        """The position of the only value, and the path inside it."""
         if reference.root != "schedule":
             raise Wrong("F011", reference.at, f"there is no {reference.root!r} to refer to here; there is schedule")
         name = reference.path[0] if reference.path else ""
@@ -37,19 +37,19 @@ class _Scope:
         """None: a tick has no such parts."""
 
     def secret(self, reference: Reference) -> None:
-        """None: an input is kept."""
+        """None: inputs are stored, so they may not contain secrets."""
         if reference.root == "secrets":
             raise Wrong("F014", reference.at, "secrets are used in `with` of steps alone, and not in what runs keep")
 
 
 def input_at(item: Item, problems: Problems, id: str, at: datetime) -> bytes:
-    """The input of the run for a tick, as JSON. Problems are noted. Raises ExpressionFailed if it has no value."""
+    """The input of a tick's run, as JSON. Problems are noted. Raises ExpressionFailed if it has no value."""
     tick = {"id": id, "date": at.date().isoformat(), "at": at.isoformat()}
     return template(item, _Scope(), problems).evaluate([Value(msgspec.json.encode(tick))])
 
 
 def filled(input: str, id: str, at: float, timezone: str) -> bytes:
-    """The input of the run for a tick, of one that was deployed. Raises ExpressionFailed, or FlowInvalid."""
+    """The input of a tick's run, for a schedule that was deployed. Raises ExpressionFailed or FlowInvalid."""
     problems = Problems(f"schedule {id}")
     item = read(input.encode(), "input.json", problems)
     found = input_at(item, problems, id, datetime.fromtimestamp(at, zone(timezone)))
@@ -58,7 +58,7 @@ def filled(input: str, id: str, at: float, timezone: str) -> bytes:
 
 
 def tried(item: Item, problems: Problems, id: str) -> dict[str, object] | None:
-    """The input for some tick, to be checked; None if it has a problem, which is noted."""
+    """The input for an arbitrary tick, as a check; None if it has a problem, which is noted."""
     before = len(problems.found)
     try:
         data = input_at(item, problems, id, SAMPLE)

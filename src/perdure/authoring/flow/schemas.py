@@ -1,4 +1,4 @@
-"""JSON Schemas in flows: whether they are any, and whether values fit them. Fetches nothing."""
+"""JSON Schemas in flows: checks them, and values against them. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from perdure.errors import UsageError
 
 
 def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with those that it may refer to."""
+    """A schema with the schemas that it may refer to."""
     return {**schema, "schemas": dict(schemas)} if schemas else dict(schema)
 
 
 def validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
-    """What validates values of a schema. Raises UsageError for what is no schema. Nothing is fetched."""
+    """The validator of a schema. Raises UsageError for an invalid schema. Fetches nothing."""
     import jsonschema_rs
 
     try:

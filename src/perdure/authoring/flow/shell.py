@@ -1,4 +1,5 @@
-"""The component `shell`: run a command, and let it leave nothing behind. Never a shell, unless the flow says so."""
+"""The component `shell`: run a command, and kill all that it leaves running. Without a shell, unless the flow has
+one."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ import msgspec
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.values.masking import masking, shortened
 
-# How much of what a command prints is kept, of each stream; and how long it may take to end when it is told to.
+# How much of each output stream is kept, and how long a command may take to end after SIGTERM.
 MOST_KEPT, GRACE = 64 * 1024, 15.0
-# How much of what it said in the end is in the message of an error; and how much more than is kept of its output is
-# read where that may have a secret in it, which is found only as a whole.
+# How much of the last output an error message shows. How much more than is kept is read if the output may contain a
+# secret, which can only be found as a whole.
 _SHOWN, _SLACK = 500, 64 * 1024
-# Without these, commands do not work as people expect; everything else of the environment is left out.
+# The environment variables that commands get, because they do not work as expected without them.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "SYSTEMROOT")
 Word: TypeAlias = str | int | float
 Text: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]*\Z")]
 
 
 class Success(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be true when a command has ended."""
+    """The conditions under which a command has succeeded."""
 
     exit_codes: tuple[int, ...] = (0,)
     required_files: tuple[Text, ...] = ()
@@ -36,7 +37,7 @@ class Success(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandFailed(PerdureError):
-    """A command did not end as it was to. `exit_code` is negative for the signal that ended it."""
+    """A command did not succeed. `exit_code` is negative if a signal ended it."""
 
     def __init__(self, command: str, exit_code: int, reason: str, stderr: str) -> None:
         self.command, self.exit_code, self.reason, self.stderr = command, exit_code, reason, stderr
@@ -54,11 +55,11 @@ async def shell(
     grace: Annotated[float, msgspec.Meta(ge=0)] = GRACE,
     max_output: Annotated[int, msgspec.Meta(ge=0)] = MOST_KEPT,
 ) -> dict[str, Any]:
-    """Run a command, and return its exit code and what it printed.
+    """Run a command, and return its exit code and output.
 
-    `argv` is a list: no argument of it is read by a shell. With `shell: true` it is one text for /bin/sh. `success`:
-    `exit_codes` (0), `required_files`, `required_globs`, `forbidden_files`. What ends the step ends the command and all
-    that it started: by SIGTERM, and after `grace` seconds by SIGKILL.
+    `argv` is a list, and no shell reads it. With `shell: true` it is one text for /bin/sh. `success`:
+    `exit_codes` (0), `required_files`, `required_globs`, `forbidden_files`. When the step ends, the command and all
+    processes that it started get SIGTERM, and SIGKILL after `grace` seconds.
     """
     command = _command(argv, shell)
     folder = cwd or os.getcwd()
@@ -105,7 +106,7 @@ def _command(argv: Sequence[Any] | str, shell: bool) -> list[str]:
 
 
 def misused(argv: object, shell: object) -> str | None:
-    """Why there is no command that these say; None if there is one."""
+    """Why the arguments give no command; None if they do."""
     if shell is True:
         return None if isinstance(argv, str) else "with shell: true, argv is one text"
     if isinstance(argv, str) or not isinstance(argv, Sequence) or not argv:
@@ -123,9 +124,10 @@ def _environment(given: Mapping[str, Word | bool]) -> dict[str, str]:
 
 
 class _Capture:
-    """What a command prints to one stream, up to a limit; the rest is read and forgotten.
+    """The output of a command on one stream, up to a limit; the rest is read and dropped.
 
-    A pipe of our own: asyncio waits for the end of its pipes, and what a command left running may keep them open.
+    Uses its own pipe: asyncio waits for the end of its pipes, and processes that a command left running may keep them
+    open.
     """
 
     def __init__(self, most: int) -> None:
@@ -153,17 +155,17 @@ class _Capture:
             self._at_end.set()
 
     async def ended(self) -> None:
-        """Everything is read; a process that has left the group may keep its end open, and is not waited for."""
+        """Wait until everything is read, but not for a process that has left the group and keeps its end open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_end.wait(), 1.0)
 
     @property
     def more(self) -> bool:
-        """Whether there was more than is kept."""
+        """Whether the output was longer than the limit."""
         return self._seen > self._most
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         if self.end >= 0:
@@ -171,15 +173,16 @@ class _Capture:
 
     @property
     def text(self) -> str:
-        """What it has read."""
+        """The output so far."""
         most = len(self._data[: self._most].decode(errors="replace"))
         return shortened(self._data.decode(errors="replace"), most)
 
 
 class _Given:
-    """What a command is given to read, as far as it reads it.
+    """The input of a command, as far as it reads it.
 
-    A pipe of our own: what a command left running may keep it open and read nothing, and is not waited for.
+    Uses its own pipe, and does not wait for processes that a command left running, which may keep it open and read
+    nothing.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -198,7 +201,7 @@ class _Given:
             self._data = self._data[os.write(self._writing, self._data) :]
         except BlockingIOError:
             return
-        except OSError:  # no process reads it any more
+        except OSError:  # no process reads the pipe any more
             self._data = self._data[:0]
         if not self._data:
             self._close()
@@ -210,14 +213,14 @@ class _Given:
             self._writing = -1
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._close()
         if self.end >= 0:
             os.close(self.end)
 
 
 async def _begun(starting: asyncio.Future[asyncio.subprocess.Process], grace: float) -> asyncio.subprocess.Process:
-    """A command that begins. Where that is cancelled, asyncio would end it alone, and not what it has started."""
+    """Start a command. A cancelled asyncio would kill the command, but not the processes that it has started."""
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -227,7 +230,7 @@ async def _begun(starting: asyncio.Future[asyncio.subprocess.Process], grace: fl
 
 
 async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
-    """End a command and all that it started, which are one group of processes."""
+    """End a command and all that it started: its process group."""
     if process.returncode is None:
         _signal(process.pid, signal.SIGTERM)
         try:
@@ -238,7 +241,7 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
             _signal(process.pid, signal.SIGKILL)
         await process.wait()
     else:
-        _signal(process.pid, signal.SIGKILL)  # what it left running
+        _signal(process.pid, signal.SIGKILL)  # processes that it left running
 
 
 def _signal(group: int, number: int) -> None:

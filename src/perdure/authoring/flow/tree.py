@@ -19,7 +19,7 @@ MOST_DEPTH = 20
 MOST_PROBLEMS = 100
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "": None}
-# Plain scalars that YAML 1.1 reads as something else than text.
+# Plain scalars that YAML 1.1 does not read as text.
 _OTHERWISE = re.compile(
     r"(?i:yes|no|on|off|~)|(?:True|TRUE|False|FALSE|Null|NULL)|0x[0-9a-fA-F]+|0o?[0-7]+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+"
     r"|[-+]?\.(?i:inf|nan)|\+[0-9.]+"
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 class Item:
-    """A value and where it begins: an object, with the places of its keys, a list, or a scalar."""
+    """A value with its place: an object, with the places of its keys, a list, or a scalar."""
 
     __slots__ = ("keys", "mark", "quoted", "value")
 
@@ -43,8 +43,8 @@ class Item:
         # Objects and lists have items inside.
         self.value, self.mark = value, mark
         self.keys: dict[str, Mark] = {}
-        # How many characters come before the first one of a text: its quote. -1: the text has lines or escapes, and
-        # a place in it cannot be told.
+        # The length of the opening quote of a text. -1: places inside the text are unknown, as it has several lines or
+        # escapes.
         self.quoted = quoted
 
     def plain(self) -> Any:
@@ -61,12 +61,12 @@ class Item:
 
 
 def text(value: str, mark: Mark) -> Item:
-    """A text that stands for something at a place."""
+    """A text item at a place."""
     return Item(value, mark, -1)
 
 
 def made(value: Any, mark: Mark) -> Item:
-    """The tree of a plain value, all at one place; what is an item already stays as it is."""
+    """The tree of a plain value, with one place for all; items in it stay as they are."""
     if isinstance(value, Item):
         return value
     if isinstance(value, Mapping):
@@ -79,17 +79,17 @@ def made(value: Any, mark: Mark) -> Item:
 
 
 def fields(item: Item | None) -> dict[str, Item]:
-    """The fields of an object; none of what is no object."""
+    """The fields of an object; empty for any other item."""
     return item.value if item is not None and isinstance(item.value, dict) else {}
 
 
 def elements(item: Item | None) -> list[Item]:
-    """The elements of a list; none of what is no list."""
+    """The elements of a list; empty for any other item."""
     return item.value if item is not None and isinstance(item.value, list) else []
 
 
 def places(item: Item, plain: Any) -> list[int]:
-    """The places of what is left of a tree in a plain value, in order: line, column, and what `quoted` says."""
+    """The places of the parts of a tree that a plain value still has, in order: line, column and `quoted`."""
     found: list[int] = []
     work: list[tuple[Item, Any]] = [(item, plain)]
     while work:
@@ -103,7 +103,7 @@ def places(item: Item, plain: Any) -> list[int]:
 
 
 def put_places(item: Item, found: Sequence[int]) -> None:
-    """Give a tree the places that it had when they were told: see `places`."""
+    """Give a tree the places that `places` returned for it."""
     work, number = [item], 0
     while work and number + 3 <= len(found):
         one = work.pop()
@@ -116,14 +116,14 @@ def put_places(item: Item, found: Sequence[int]) -> None:
 
 
 class Problems:
-    """What is wrong with a file: everything is collected, and raised at once."""
+    """The problems of a file, collected and raised together."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.found: list[FlowProblem] = []
 
     def add(self, mark: Mark, code: str, message: str) -> None:
-        """Note a problem. Raises FlowInvalid if there are more than a person reads."""
+        """Note a problem. Raises FlowInvalid if there are more than a person would read."""
         self.found.append(FlowProblem(self.file, mark.line, mark.column, code, message))
         if len(self.found) >= MOST_PROBLEMS:
             self.found.append(
@@ -132,11 +132,11 @@ class Problems:
             self.stop()
 
     def warn(self, mark: Mark, code: str, message: str) -> None:
-        """Note what may be a mistake."""
+        """Note a possible mistake."""
         self.found.append(FlowProblem(self.file, mark.line, mark.column, code, message, "warning"))
 
     def stop(self) -> None:
-        """Raise FlowInvalid if there is any problem that is more than a warning."""
+        """Raise FlowInvalid if there is a problem other than warnings."""
         if any(problem.level == "error" for problem in self.found):
             raise FlowInvalid(sorted(self.found, key=lambda one: (one.line, one.column)))
 
@@ -145,12 +145,12 @@ _TOP = Mark(1, 1)
 
 
 def is_text(value: str) -> bool:
-    """Whether YAML without quotes reads a text as this text, here and elsewhere."""
+    """Whether this and other YAML parsers read a text without quotes as this text."""
     return value not in _WORDS and not _NUMBER.fullmatch(value) and not _OTHERWISE.fullmatch(value)
 
 
 def read(data: bytes, file: str, problems: Problems) -> Item:
-    """The tree of a file. Raises FlowInvalid if there is none."""
+    """The tree of a file. Raises FlowInvalid if the file cannot be parsed."""
     item = None
     if len(data) > MOST_BYTES:
         problems.add(_TOP, "F008", f"the file is larger than {MOST_BYTES:,} bytes; a flow is not")
@@ -188,12 +188,12 @@ def _yaml(text: str, problems: Problems) -> Item | None:
 
 
 class _Events:
-    """Makes a tree of the events of a parser, without recursion."""
+    """Builds a tree from the events of a parser, without recursion."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._root: Item | None = None
-        # The objects and lists that are open, each with the key that waits for its value.
+        # The open objects and lists, each with the key that waits for its value.
         self._open: list[Item] = []
         self._waiting: list[tuple[str, Mark] | None] = []
 
@@ -303,7 +303,7 @@ def _number(text: str, mark: Mark, problems: Problems) -> float | int | None:
 
 
 class _Json:
-    """Makes a tree of JSON text."""
+    """Builds a tree from JSON text."""
 
     def __init__(self, text: str, problems: Problems) -> None:
         self._text, self._problems = text, problems
@@ -316,7 +316,7 @@ class _Json:
             self._problems.add(Mark(error.lineno, error.colno), "F001", f"this is not JSON: {error.msg}")
         except RecursionError:
             self._problems.add(_TOP, "F008", f"this is nested more than {MOST_DEPTH} deep")
-        except ValueError:  # an int of more digits than Python converts
+        except ValueError:  # Python refuses to convert an int of so many digits
             self._problems.add(_TOP, "F002", "a number in it has thousands of digits; write it as text")
         return None
 
@@ -324,7 +324,7 @@ class _Json:
         return Mark(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))
 
     def _whole(self, value: str, mark: Mark) -> str:
-        """A text, which is noted if it has half of a character: nothing could keep it."""
+        """A text. A lone surrogate in it is noted as a problem: no store could keep it."""
         if value.isascii():
             return value
         try:
@@ -336,7 +336,7 @@ class _Json:
         return value
 
     def _item(self, at: int, depth: int) -> tuple[Item, int]:
-        """The value that begins at a place, and where it ends. The text is known to be JSON."""
+        """The value that begins at a place, and its end. The text is known to be valid JSON."""
         text, mark = self._text, self._mark(at)
         if depth > MOST_DEPTH + 1:
             raise RecursionError

@@ -1,7 +1,8 @@
-"""The values of a flow: JSON with expressions in it, and Stepflow's forms, as functions of the values they refer to.
+"""The values of a flow, JSON with expressions and Stepflow's forms in it, as functions of the values that they refer
+to.
 
-A function takes the encoded values of all that it refers to, None for those that do not exist, and returns JSON. It
-raises Missing where one that it needs does not exist, and ExpressionFailed where it cannot have a value.
+A function takes the encoded values of all its references, None for those that do not exist, and returns JSON. It raises
+Missing if it needs a value that does not exist, and ExpressionFailed if it cannot be evaluated.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ _STEP = re.compile(r"""[A-Za-z_][\w-]*|\[(?:[0-9]+|"[^"]*"|'[^']*')\]""")
 
 
 class Scope(Protocol):
-    """What expressions can refer to, at one place of a flow."""
+    """The references that are possible at one place of a flow."""
 
     def slot(self, reference: Reference) -> tuple[int, Path]:
-        """The position of what it refers to among the given values, and the path in that. Raises Wrong."""
+        """The position of the referenced value among the given ones, and the path inside it. Raises Wrong."""
         ...
 
     def secret(self, reference: Reference) -> str | None:
-        """The name of the secret that it refers to; None if it is none. Raises Wrong."""
+        """The name of the secret that a reference names; None if it names no secret. Raises Wrong."""
         ...
 
     def parts(self, reference: Reference) -> list[str] | None:
-        """The keys of an object that it refers to, each of which is looked up by itself; None if it is no such one."""
+        """The keys of an object whose entries are looked up one by one; None for any other reference."""
         ...
 
 
 class Missing(Exception):
-    """What a value needs does not exist; `slot` is its position among the given values."""
+    """A value that is needed does not exist; `slot` is its position among the given values."""
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -62,9 +63,9 @@ class Missing(Exception):
 class Template:
     """A value of a flow, as JSON.
 
-    `constant` is what it is, if it refers to nothing; `whole` the slot that it is nothing but. `secrets` are the places
-    in it that hold the names of secrets, as `{"$secret": ...}`. A flow has thousands: they are objects with slots, and
-    no closures, of which the garbage collector would have to visit every cell.
+    `constant` is the value, if it has no references; `whole` is the slot of a value that is a single reference.
+    `secrets` are the places in it that have names of secrets, as `{"$secret": ...}`. A flow has thousands of templates,
+    so they are objects with slots: the garbage collector would have to visit every cell of closures.
     """
 
     __slots__ = ()
@@ -112,7 +113,7 @@ class _Written(Template):
 
 
 class _Whole(Template):
-    """Nothing but a reference, whose value is not decoded."""
+    """A single reference, whose value is not decoded."""
 
     __slots__ = ("_reference", "_where", "whole")
 
@@ -125,7 +126,7 @@ class _Whole(Template):
 
 
 class _Part(Template):
-    """As _Whole, of a part of a value."""
+    """As _Whole, for a part of a value."""
 
     __slots__ = ("_path", "_reference", "_slot", "_where")
 
@@ -159,7 +160,7 @@ class _Form(Template):
 
 
 def template(item: Item, scope: Scope, problems: Problems) -> Template:
-    """The template of a value. Problems are noted, and the template of a wrong one is null."""
+    """The template of a value. Problems are noted; the template of an invalid value is null."""
     value = item.value
     if isinstance(value, str):
         return _text(item, scope, problems)
@@ -214,7 +215,7 @@ def _text(item: Item, scope: Scope, problems: Problems) -> Template:
             rest += text[at:]
             break
         if found and text[found - 1] == "$":
-            rest += text[at : found - 1] + OPEN  # $${{ is literal
+            rest += text[at : found - 1] + OPEN  # $${{ stands for a literal ${{
             at = found + len(OPEN)
             continue
         rest += text[at:found]
@@ -236,7 +237,7 @@ def _text(item: Item, scope: Scope, problems: Problems) -> Template:
 
 
 def _written(pieces: Sequence[str | Template], given: Given, where: str) -> list[Any]:
-    """The pieces of a text; what is to be a secret is an object."""
+    """The parts of a text; a secret is an object."""
     texts: list[Any] = []
     for piece in pieces:
         if isinstance(piece, str):
@@ -290,7 +291,7 @@ def _expression(text: str, item: Item, offset: int, scope: Scope, problems: Prob
 
 
 def _found(given: Given, slot: int, path: Path, where: str, reference: Reference) -> bytes:
-    """The value of a lone reference, which is not decoded."""
+    """The value of a single reference, not decoded."""
     value = given[slot]
     if value is None:
         raise Missing(slot)
@@ -320,7 +321,7 @@ def _evaluated(expression: Expression, slots: Sequence[tuple[int, Path]], given:
 
 
 def _no_such(text: str, reference: Reference, path: Path, value: Value) -> str:
-    """Why a path leads to nothing."""
+    """Why a path has no value."""
     whole = f"${{{{ {text} }}}} has no value"
     known = reference.root + "".join(_shown(key) for key in reference.path[: len(reference.path) - len(path)])
     for number, key in enumerate(path):
@@ -345,7 +346,7 @@ def _place(file: str, mark: Mark) -> str:
 
 # --- Stepflow's forms -----------------------------------------------------------------------------------------------
 
-# By the key that tells a form: the others that it may have, and whether it must.
+# By the key that identifies a form: its other keys, and whether each is required.
 _FORMS: Mapping[str, Mapping[str, bool]] = {
     "$step": {"path": False},
     "$input": {},
@@ -357,7 +358,7 @@ _FORMS: Mapping[str, Mapping[str, bool]] = {
 
 
 def is_form(item: Item) -> bool:
-    """Whether a value is one of Stepflow's forms, which stands for another value."""
+    """Whether a value is one of Stepflow's forms."""
     return isinstance(item.value, dict) and any(key in _FORMS for key in item.value)
 
 
@@ -425,7 +426,7 @@ def _reference(form: str, item: Item, scope: Scope, problems: Problems) -> Templ
                 return default.evaluate(given)
             raise Missing(slot)
         if found.data == b"null" and form == "$step":
-            return b"null"  # of a step that returned null, every part is null
+            return b"null"  # every part of null is null
         part = found.part(rest) if rest else found
         if part is not None:
             return part.data

@@ -1,7 +1,7 @@
-"""The workspace of a run: a folder of its own below a root, which a step makes and another one removes.
+"""The workspace of a run: its own folder below a root, which one step creates and another one removes.
 
-Both are steps like others: after a crash they are executed again, and find what is already done. What is removed is the
-folder of the run, and never anything outside of it: symbolic links are removed, and not followed.
+Both are ordinary steps: after a crash they are executed again, and find what is already done. Only the folder of the
+run is removed: symbolic links in it are removed, and not followed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from urllib.parse import quote
 
 from perdure.errors import UsageError
 
-# The value that is the path of the workspace; no step has a dot in its id.
+# The name of the value with the workspace's path; ids of steps have no dot.
 WORKSPACE = ".workspace"
 MAKE, REMOVE = "workspace.make", "workspace.remove"
 _LONGEST = 100
 
 
 def folder_of(id: str) -> str:
-    """The name of the folder of a run: one name, whatever characters its id has. Raises UsageError without an id."""
+    """The name of a run's folder: one path segment, whatever characters the id has. Raises UsageError without an id."""
     if not id:
         raise UsageError("a run without an id has no workspace")
     name = quote(id, safe=" @=+,")
-    name = re.sub(r"^\.", "%2E", name)  # neither hidden nor the folder above
+    name = re.sub(r"^\.", "%2E", name)  # neither a hidden folder nor `..`
     return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}-{sha256(id.encode()).hexdigest()[:16]}"
 
 
 def place_of(root: str, folders: Sequence[str]) -> str:
-    """Where a root is by now, whatever links lead there. Raises UsageError if that is in none of these folders."""
+    """The real path of a root, with links resolved. Raises UsageError if it is in none of these folders."""
     place = os.path.realpath(root)
     for folder in map(os.path.realpath, folders):
         if place == folder or os.path.commonpath([place, folder]) == folder:
@@ -43,7 +43,7 @@ def place_of(root: str, folders: Sequence[str]) -> str:
 
 
 def make(root: str, id: str, folders: Sequence[str]) -> str:
-    """Make the workspace of a run, and return its path. Raises UsageError if it would be in none of these folders."""
+    """Create the workspace of a run, and return its path. Raises UsageError if it would be in none of these folders."""
     place = place_of(root, folders)
     os.makedirs(place, exist_ok=True)
     path = os.path.join(place, folder_of(id))
@@ -54,10 +54,10 @@ def make(root: str, id: str, folders: Sequence[str]) -> str:
 
 
 def remove(path: str, id: str, folders: Sequence[str]) -> bool:
-    """Remove the workspace of a run; whether it had one.
+    """Remove the workspace of a run. Returns whether it existed.
 
-    A fork goes on in the workspace of the run that it has its past from, and leaves it there. Raises UsageError if the
-    path leads elsewhere by now.
+    A fork continues in the workspace of its origin, and does not remove it. Raises UsageError if the path leads
+    elsewhere by now.
     """
     root, name = os.path.split(path)
     if name != folder_of(id):
