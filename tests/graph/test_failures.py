@@ -10,6 +10,8 @@ import pytest
 from perdure import Engine, RunStatus, StepStatus, bail
 from perdure.errors import LoopLimit, NotDecodable, NotSerializable, UsageError
 from perdure.graph import END, Graph, ifelse, interrupt, node, route
+from tests.engine.awkward_steps import KINDS, make
+from tests.patience import PATIENCE
 
 
 @interrupt(answer=int)
@@ -211,3 +213,23 @@ async def test_a_map_begins_no_item_after_a_failure_beside_it(where: str, chunk:
         retried = await (await engine.retry("r")).outcome()
         assert str(retried.error) == "broken"
         assert len(ran) == len(set(ran))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_a_decision_raises_fails_its_node(kind: str) -> None:
+    def decides(x: int) -> Any:
+        raise make(kind)
+
+    @node
+    def works(x: int) -> int:
+        return x
+
+    graphs = [
+        Graph([route(targets=["works", END])(decides), works], name="gate"),
+        Graph([node(works, when=decides)], name="condition"),
+        Graph([interrupt(answer=int)(decides)], name="question"),
+    ]
+    async with Engine("memory://", graphs) as engine:
+        for graph in graphs:
+            result = await (await engine.start(graph(x=1))).outcome(PATIENCE)
+            assert result.status is RunStatus.FAILED, graph.name

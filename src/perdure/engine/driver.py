@@ -84,7 +84,7 @@ from perdure.kernel.replay import Replay
 from perdure.kernel.values.arguments import digest_alone, named_input, positional_names
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.items import has_references
-from perdure.kernel.values.raised import contained
+from perdure.kernel.values.raised import contained, is_a
 from perdure.ports.appends import OFFLOADABLE, as_kept
 from perdure.ports.journal import Append
 
@@ -287,7 +287,7 @@ class Driver:
             call, attempts = attempt.call, self.attempts
             if not attempts.remove(attempt, value, error):
                 return
-            if services.closing and isinstance(error, asyncio.CancelledError):
+            if services.closing and is_a(error, asyncio.CancelledError):
                 return  # never begun, or the loop was cancelled: the next owner repeats it
             if self.retry_held:
                 # Its slot is free: after this outcome is recorded, due retries may use it.

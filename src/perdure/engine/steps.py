@@ -506,7 +506,7 @@ class StepRunner:
             result, error = await self._thread_pool().submit(job, attempt, spec.at_most_once)
         if error is not None:
             # A thread gets no Ctrl-C: a KeyboardInterrupt from there was raised by the step.
-            raise Raised(error) if isinstance(error, SystemExit | KeyboardInterrupt) else error
+            raise Raised(error) if is_a(error, (SystemExit, KeyboardInterrupt)) else error
         if not isinstance(result, Coroutine):
             return result
         # `step_inline("fetch", lambda: client.get(url))`: the lambda is plain, what it returns is not.

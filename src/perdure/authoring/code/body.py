@@ -80,7 +80,7 @@ from perdure.kernel.program import Execution, Program
 from perdure.kernel.values.arguments import ALL_SMALL, call_names, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
-from perdure.kernel.values.raised import contained, is_a
+from perdure.kernel.values.raised import brief, contained, is_a
 from perdure.kernel.values.value_versions import VERSION_KEY
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -826,8 +826,8 @@ def named(name: str) -> Callable[[F], F]:
 
 def plain_error(error: BaseException) -> BaseException:
     """An error that a future can hold: not StopIteration, nor CancelledError, which looks like a cancel of the body."""
-    if isinstance(error, asyncio.CancelledError | StopIteration):
-        return PerdureError(f"{type(error).__name__}: {error}")
+    if is_a(error, (asyncio.CancelledError, StopIteration)):
+        return PerdureError(brief(error))
     return error
 
 

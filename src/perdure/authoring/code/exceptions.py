@@ -21,6 +21,7 @@ from perdure.authoring.code.source_map import parse
 from perdure.errors import PerdureError
 from perdure.kernel.divergence.model import Raised
 from perdure.kernel.values.failures import message_of, type_name
+from perdure.kernel.values.raised import is_a
 
 _FOREIGN = (*INSIDES, *LIBRARIES, sysconfig.get_path("stdlib"), "<frozen ")
 # These end a loop, a generator or a task on purpose.
@@ -58,7 +59,7 @@ class RaisedErrors:
     def _inside(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "exception":
             error = arg[1]
-            if isinstance(error, BaseException) and not isinstance(error, _ORDINARY):
+            if is_a(error, BaseException) and not is_a(error, _ORDINARY):
                 _, places, _ = self._found.setdefault(id(error), (error, [], []))
                 places.append((frame.f_code, frame.f_lineno))
                 self._last[frame] = id(error)
@@ -95,7 +96,7 @@ def _raised(
     code, line = places[0]
     source = f"{short(code.co_filename)}:{line}"
     text = linecache.getline(code.co_filename, line).partition("  #")[0].strip()
-    mistake = isinstance(error, _MISTAKES)
+    mistake = is_a(error, _MISTAKES)
     return Raised(
         type_name(type(error)),
         message_of(error),

@@ -111,7 +111,7 @@ from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
 from perdure.kernel.values.items import Part, has_references, is_items, parts_of
-from perdure.kernel.values.raised import pressed
+from perdure.kernel.values.raised import is_a, pressed
 from perdure.kernel.values.signatures import misfit
 from perdure.kernel.values.skips import SKIPS, no_result, why_no_result, without_skips
 from perdure.kernel.values.value_versions import VERSION_KEY
@@ -1074,7 +1074,7 @@ class DataflowExecution(Execution):
         """The failure of a node from an exception, such as one of the user's gate. Raises it if Ctrl-C was pressed."""
         if pressed(error):
             raise error
-        if isinstance(error, StepBailed):
+        if is_a(error, StepBailed):
             error = UsageError(f"bail() was called where nothing but a decision is made ({error}); call it in a node")
         return describe(error, self._codec)
 

@@ -30,7 +30,7 @@ def pressed(error: BaseException) -> bool:
 
 def contained(error: BaseException) -> Exception:
     """The error as an Exception, which a future can hold and which ends no loop. Raises it if Ctrl-C was pressed."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    if is_a(error, Exception) and not is_a(error, StopIteration):
         return error
     if pressed(error):
         raise error
