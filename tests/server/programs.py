@@ -125,6 +125,11 @@ async def with_graph(amount: int) -> Any:
     return await child(pipeline(amount=amount))
 
 
+@workflow
+async def with_waiting_child() -> Any:
+    return await child(waits())
+
+
 @node(outputs="n")
 def grow(n: int) -> int:
     return n + 1
@@ -140,6 +145,7 @@ rounds = Graph([grow, goes_on], name="rounds", loops=[grow], output="n", max_rou
 
 
 PROGRAMS: list[Program] = [
+    with_waiting_child,
     rounds,
     order,
     signed,

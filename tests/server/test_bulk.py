@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 
 from perdure import Engine
-from tests.server.programs import fails, quick, waits
+from tests.server.programs import fails, quick, waits, with_waiting_child
 
 
 async def waiting(engine: Engine, count: int) -> None:
@@ -75,3 +75,12 @@ async def test_a_bulk_action_is_aborted(engine: Engine, http: httpx.AsyncClient)
     assert (await http.post(f"bulk/{begun['id']}/abort")).json()["answer"] in ("accepted", "finished")
     run = await engine.start(waits())
     assert (await http.get(f"bulk/{run.id}")).json()["code"] == "no_such_run"
+
+
+async def test_only_roots_are_acted_on_where_only_roots_were_asked_for(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.run(with_waiting_child(), id="parent", until="rest")
+    filter = {"program": "waits"}
+    children = (await http.post("bulk", json={"action": "cancel", "filter": filter, "dry_run": True})).json()
+    assert children["ids"] == [f"{run.run_id}/waits:0"]
+    roots = {"action": "cancel", "filter": {**filter, "root": "true"}, "dry_run": True}
+    assert (await http.post("bulk", json=roots)).json()["ids"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import zlib
@@ -322,3 +323,26 @@ async def test_the_difference_of_two_runs_confirms_no_guess() -> None:
             same, other, name = [(await http.get(f"runs/{known[0].run_id}/diff/{run.run_id}")).json() for run in known]
     assert [op["changes"] for op in same["ops"]] == [op["changes"] for op in other["ops"]]
     assert (same["first"], other["first"], name["first"]) == (None, None, "input")
+
+
+async def test_the_defaults_of_parameters_are_redacted() -> None:
+    @dataclass
+    class Settings:
+        region: str = "eu"
+        password: str = PASSWORD
+
+    @workflow
+    async def configured(
+        amount: int = 3,
+        db_password: str = PASSWORD,
+        card: str = NUMBER,
+        settings: Settings = Settings(),  # noqa: B008
+    ) -> int:
+        return amount
+
+    async with Engine("memory://", [configured], redact=REDACT) as engine, client_of(engine.asgi()) as http:
+        found = await http.get("programs/configured")
+        described = {name: found.json()[name] for name in ("parameters", "signature")}
+    assert described["parameters"]["properties"]["amount"]["default"] == 3
+    assert "db_password" in described["parameters"]["properties"]
+    assert SEEN.findall(json.dumps(described).encode()) == []

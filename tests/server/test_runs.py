@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from perdure import Engine
-from tests.server.programs import BIG, fails, long_text, order, patient, pipeline, quick, streams, with_graph
+from perdure import Engine, Program, RunParked, call, wait_signal, workflow
+from tests.server.conftest import client_of
+from tests.server.programs import (
+    BIG,
+    charge,
+    fails,
+    long_text,
+    order,
+    patient,
+    pipeline,
+    quick,
+    streams,
+    waits,
+    with_graph,
+)
 
 
 async def test_a_list_has_pages_and_a_cursor_belongs_to_its_filter(engine: Engine, http: httpx.AsyncClient) -> None:
@@ -134,3 +151,67 @@ async def test_the_beginning_of_an_id_and_a_value_find_runs(engine: Engine, http
     assert len((await http.get("runs", params={"q": "order-"})).json()["runs"]) == 3
     (found,) = (await http.get("runs", params={"q": "input.amount=2"})).json()["runs"]
     assert found["id"] == "order-2"
+
+
+@pytest.fixture
+async def parked(tmp_path: Path) -> AsyncIterator[Engine]:
+    """An engine with a run that its code does not fit, and one that was imported."""
+    url = f"sqlite:///{tmp_path}/parked.db"
+
+    def programs(changed: bool) -> list[Program]:
+        @workflow
+        async def changing() -> Any:
+            return await (charge(1) if changed else wait_signal("go"))
+
+        return [changing, waits]
+
+    async with Engine("memory://", [waits]) as elsewhere:
+        _ = await elsewhere.run(waits(), id="imported", until="rest")
+        capsule = await elsewhere.export("imported")
+    async with Engine(url, programs(changed=False)) as before:
+        _ = await before.run(call("changing"), id="diverged", until="rest")
+    async with Engine(url, programs(changed=True)) as engine:
+        _ = await engine.import_run(capsule)
+        with pytest.raises(RunParked):
+            _ = await engine.handle("diverged").result()
+        yield engine
+
+
+async def test_parked_runs_are_found_by_the_kind_of_their_reason(parked: Engine) -> None:
+    async with client_of(parked.asgi()) as http:
+
+        async def found(query: str) -> list[str]:
+            return sorted(run["id"] for run in (await http.get(f"runs?{query}")).json()["runs"])
+
+        assert await found("parked=true") == ["diverged", "imported"]
+        assert await found("parked=diverged") == ["diverged"]
+        assert await found("parked=imported&root=true&limit=1") == ["imported"]
+        assert await found("parked=no_program") == []
+        assert await found("parked=true&status=parked,failed") == ["diverged", "imported"]
+        assert await found("parked=true&status=failed") == []
+        for parked_as, ids in (("diverged", ["diverged"]), ("true", ["diverged", "imported"])):
+            asked = {"action": "cancel", "filter": {"parked": parked_as}, "dry_run": True}
+            meant = (await http.post("bulk", json=asked)).json()["ids"]
+            views = [await parked.get(run_id) for run_id in meant]
+            assert sorted(view.id for view in views if view is not None) == ids
+        refused = await http.post("bulk", json={"action": "cancel", "filter": {"parked": "true", "status": ["failed"]}})
+        assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/filter/parked")
+
+
+async def test_moments_in_the_reason_of_a_run_have_their_zone(engine: Engine, http: httpx.AsyncClient) -> None:
+    run = await engine.run(patient(3600), id="p", until="rest")
+    _ = await engine.start(quick(1), id="later", delay=timedelta(days=1))
+    why = (await http.get(f"runs/{run.run_id}")).json()["why"]
+    assert why["text"] == f"for signal `go`, at most until {why['until'][:19]}Z"
+    reasons = (await http.get("runs?why=true")).json()["why"].values()
+    assert sorted(one["text"] for one in reasons) == sorted(
+        [why["text"], *(f"delayed until {one['until'][:19]}Z" for one in reasons if one["kind"] == "delay")]
+    )
+
+
+async def test_ops_say_before_when_a_run_was_not_to_begin(engine: Engine, http: httpx.AsyncClient) -> None:
+    later = await engine.start(quick(1), id="later", delay=timedelta(days=1))
+    ops = (await http.get(f"runs/{later.run_id}/ops")).json()
+    assert ops["not_before"] == pytest.approx(ops["began"] + 86_400)
+    at_once = await engine.run(quick(1), id="now")
+    assert (await http.get(f"runs/{at_once.run_id}/ops")).json()["not_before"] is None

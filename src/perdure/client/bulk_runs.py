@@ -40,7 +40,7 @@ STATUSES: dict[Action, tuple[RunStatus, ...]] = {
 
 
 class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which runs, as in `list()`."""
+    """Which runs, as in `list()`. `parked`: only those parked with this kind of reason."""
 
     status: tuple[RunStatus, ...] = ()
     program: str | None = None
@@ -53,10 +53,12 @@ class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: str | None = None
     id_prefix: str | None = None
     search: str | None = None
+    roots: bool = False
+    parked: str | None = None
 
     def given(self) -> RunFilters:
         """As `list()` takes them."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "parked"}
         found: RunFilters = {name: value for name, value in fields.items() if value}  # type: ignore[assignment]
         return found
 
@@ -139,11 +141,15 @@ class BulkRuns:
         redaction = Redaction(request.redact)
         guessing = bool(redaction) and (matching.match is not None or bool(matching.tags))
         matching = replace(matching, values=guessing)
+        heads: dict[str, Head] = {}
 
         def only(row: RunRow, head: Head) -> bool:
+            heads[row.run_id] = head
             return _may(request, row) and (not guessing or matching.fits(redacted_row(row, redaction), head))
 
         rows, cursor = await self._bulk.page(matching, cursor, AT_ONCE, latest=request.action == "retry", only=only)
+        if (kind := request.filters.parked) is not None:
+            rows = [row for row, _ in await self._queries.parked_as([(row, heads[row.run_id]) for row in rows], kind)]
         return Selected(tuple(row.run_id for row in rows), (), cursor)
 
     async def _named(self, request: BulkRequest, start: int) -> Selected:
@@ -190,7 +196,7 @@ def _may(request: BulkRequest, row: RunRow) -> bool:
 def _check(request: BulkRequest) -> None:
     """Raise UsageError for a request that means nothing, or more than it says."""
     given: Sequence[str] = [*request.filters.given()]
-    if (request.ids is None) == (not given):
+    if (request.ids is None) == (given in ([], ["roots"])):
         raise UsageError("bulk: give the ids of runs, or a filter such as a status or a program")
     if request.action == "signal":
         check_name(request.name or "", "the name of a signal")

@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
@@ -256,13 +256,20 @@ class Queries:
         self._base.check_open()
         return await self._reasons(runs, JOURNALS_READ)
 
-    async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
+    async def reasons_in(self, zone: tzinfo, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `reasons`, for readers elsewhere: times in the texts are in this zone, with date and offset."""
+        return await self._reasons(runs, JOURNALS_READ, zone)
+
+    async def _reasons(
+        self, runs: Sequence[RunSummary], budget: int | None, zone: tzinfo | None = None
+    ) -> dict[str, Why]:
         found = {run.run_id: how for run in runs if run.status.finished and (how := why_ended(run)) is not None}
         still = [run for run in runs if not run.status.finished]
         if not still:
             return found
         states = await self._states_of(still, budget)
         world = await self._world(still, [one for one in states.values() if isinstance(one, RunState)])
+        world = dataclasses.replace(world, zone=zone)
         for run in still:
             state = states.get(run.root)
             if isinstance(state, RunState):
@@ -311,6 +318,12 @@ class Queries:
                 states[root] = error  # no journal that an engine could have written
         await asyncio.sleep(0)
         return states
+
+    async def parked_as(self, rows: Sequence[tuple[RunRow, Head]], kind: str) -> Sequence[tuple[RunRow, Head]]:
+        """Those of these rows whose runs are parked with this kind of reason, which only their journals have."""
+        parked = [(row, head) for row, head in rows if row.status is RunStatus.PARKED]
+        states = await self._folded({row.root or row.run_id: head for row, head in parked})
+        return [(row, head) for row, head in parked if _kind(states.get(row.root or row.run_id)) == kind]
 
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
         """The surroundings of these runs, with one query of each kind that is needed."""
@@ -819,6 +832,13 @@ async def pages(store: Store, filter: RunFilter) -> AsyncIterator[list[RunRow]]:
         if len(page) < filter.limit:
             return
         filter = replace(filter, cursor=page[-1].run_id)
+
+
+def _kind(state: RunState | Exception | None) -> str:
+    """The kind of the reason for which a run is parked. A journal that cannot be folded is damaged."""
+    if not isinstance(state, RunState):
+        return "damaged"
+    return "" if state.parked is None else state.parked.kind
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, tzinfo
 
 from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
@@ -55,6 +55,8 @@ class World:
     cut: frozenset[str] = frozenset()
     """Queues of which not all runs were read: older ones may come before those that were."""
     under_way: Mapping[str, int] = field(default_factory=dict)
+    zone: tzinfo | None = None
+    """The zone of times in texts, which have their date and their offset then; None: the local one, for a terminal."""
 
     def silent(self, name: str) -> float | None:
         """The seconds left of the lease of an orchestrator that missed a heartbeat; None if it has not."""
@@ -156,7 +158,7 @@ def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:
     assert state.started is not None
     begins, queue = state.started.not_before, run.queue or ""
     if begins is not None and begins > world.now:
-        return Why("delay", f"delayed {_at(begins, world.now)}", moment(begins))
+        return Why("delay", f"delayed {_at(begins, world)}", moment(begins))
     missing = _missing(state, run, world)
     if missing:
         return Why("program", missing)
@@ -213,9 +215,9 @@ def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
     inside = op[len(path) + 1 :] if path else op
     scope = _scope(inside)
     where = f" in {scope}" if scope else ""
-    limit = "" if open_op.due is None else f", at most {_at(open_op.due, now)}"
+    limit = "" if open_op.due is None else f", at most {_at(open_op.due, world)}"
     if kind == "timer":
-        return Why("timer", f"{_at(open_op.due, now) if open_op.due is not None else 'for ever'}{where}", until)
+        return Why("timer", f"{_at(open_op.due, world) if open_op.due is not None else 'for ever'}{where}", until)
     if kind == "remote" and open_op.name == CHUNK:
         return Why("remote", f"for the items of {inside}", until)
     if kind == "remote":
@@ -259,9 +261,11 @@ def _line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _at(at: float, now: float) -> str:
-    """A time in the local zone: `until 03:00:00`, with the date unless it is today."""
-    local, today = moment(at).astimezone(), moment(now).astimezone()
+def _at(at: float, world: World) -> str:
+    """A time in the local zone: `until 03:00:00`, with the date unless it is today; in full if a zone is asked for."""
+    if world.zone is not None:
+        return f"until {moment(at).astimezone(world.zone).isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+    local, today = moment(at).astimezone(), moment(world.now).astimezone()
     return f"until {local:%H:%M:%S}" if local.date() == today.date() else f"until {local:%Y-%m-%d %H:%M}"
 
 

@@ -10,11 +10,13 @@ import msgspec
 from perdure.client.bulk_runs import BulkRequest, Filters, Progress
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
+from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BULK
 from perdure.server import shapes
 from perdure.server.messages import digest, reply_to, write_audit
+from perdure.server.problems import FieldError, Problem
 from perdure.server.routing import Call, Reply, Route
-from perdure.server.runs import statuses
+from perdure.server.runs import kind_of, statuses
 from perdure.server.service import seconds_of
 
 # How many runs a dry run names.
@@ -47,16 +49,18 @@ def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
         text = given.q or ""
         searches = text.startswith(("input", "output", "error")) and "=" in text
         filters = Filters(
-            status=tuple(statuses(given.status)),
+            status=_statuses(given),
             program=given.program,
             tags=given.tags or None,
             since=given.since,
             until=given.until,
             owner=given.owner,
             parent=given.parent,
-            root=given.root,
+            root=None if given.root == "true" else given.root,
+            roots=given.root == "true",
+            parked=kind_of(given.parked),
             queue=given.queue,
-            id_prefix=text or None if not searches else None,
+            id_prefix=None if searches else text or None,
             search=text if searches else None,
         )
     return BulkRequest(
@@ -71,6 +75,17 @@ def _request(call: Call[None, shapes.BulkBody]) -> BulkRequest:
         None if call.access.listed is None else tuple(sorted(call.access.listed)),
         call.service.redaction(call.access).texts,
     )
+
+
+def _statuses(given: shapes.BulkFilter) -> tuple[RunStatus, ...]:
+    """The statuses of a filter. Raises a Problem for those that no parked run has, where parked ones are asked for."""
+    found = tuple(statuses(given.status))
+    if given.parked is None:
+        return found
+    if found and RunStatus.PARKED not in found:
+        detail = "filter: no run is parked and in another status"
+        raise Problem(422, "invalid_request", detail, fields=[FieldError("/filter/parked", detail)])
+    return (RunStatus.PARKED,)
 
 
 async def _dry_run(call: Call[None, shapes.BulkBody], request: BulkRequest) -> shapes.BulkItem:

@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     ChildFinished,
     ChildStarted,
     ChunkAppended,
+    InputReplaced,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -67,6 +68,7 @@ class OpTable:
         self.owned: list[list[object]] = []
         self.held: list[list[object]] = []
         self.began = 0.0
+        self.not_before: float | None = None
         self.ended: float | None = None
         self.children: dict[str, str] = {}
         # The child runs that are graphs or flows.
@@ -121,7 +123,9 @@ class OpTable:
                 if event.op in self.rows:
                     self.seq[self.rows[event.op]] = seq
             case RunStarted():
-                self.began = at
+                self.began, self.not_before = at, event.not_before
+            case InputReplaced():
+                self.not_before = event.not_before
             case RunClaimed():
                 self._release(at)
                 self.owned.append([at, None, event.owner, event.epoch])
@@ -245,6 +249,7 @@ class OpTable:
             owned=[*self.owned],
             held=[*self.held],
             began=self.began,
+            not_before=self.not_before,
             ended=self.ended,
             **columns,
         )

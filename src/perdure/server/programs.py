@@ -14,6 +14,7 @@ from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.redaction import Redaction, Removed
 from perdure.kernel.values.signatures import Signature
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, registrations
 from perdure.server import shapes
@@ -127,6 +128,27 @@ def _object(properties: Any, required: list[str], definitions: Any, more: Any) -
     if required:
         schema["required"] = required
     return {**schema, "$defs": definitions} if definitions else schema
+
+
+def redacted(program: shapes.ProgramDetail, redaction: Redaction) -> shapes.ProgramDetail:
+    """A program without the defaults of parameters and fields that are redacted."""
+    removed = Removed()
+    parameters = _without_defaults(program.parameters, redaction, removed)
+    return msgspec.structs.replace(program, parameters=parameters, signature=redaction.text(program.signature, removed))
+
+
+def _without_defaults(schema: Any, redaction: Redaction, removed: Removed) -> Any:
+    if isinstance(schema, list):
+        return [_without_defaults(one, redaction, removed) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _without_defaults(one, redaction, removed) for key, one in schema.items()}
+    if isinstance(properties := found.get("properties"), dict):
+        for name, one in properties.items():
+            given = {name: one["default"]} if isinstance(one, dict) and "default" in one else {}
+            if redaction.plain(given, "input", removed=removed) is not given:
+                properties[name] = {key: item for key, item in one.items() if key != "default"}
+    return found
 
 
 def _merged(schema: Any, name: str, definitions: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,8 @@ from perdure.server.service import seconds_of, time_of
 BUCKETS = {"minute": (60, 60), "hour": (3600, 48), "day": (86_400, 30)}
 # How many runs a search among redacted values reads at a time, and how many pages of them for one response.
 SEARCH_PAGE, PAGES_SEARCHED = 200, 500
+# How many parked runs are searched for those with one kind of reason, for one response.
+PARKED_SEARCHED = 1000
 # How many characters of an error message a list shows.
 MESSAGE = 1000
 
@@ -92,12 +94,14 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
     filter = await run_filter(call)
     after = key_of(query.cursor, query) or check_cursor(query.before, "before")
     hidden = query.program is not None and not call.access.sees(query.program)
+    wanted = statuses(query.status)
+    hidden |= query.parked is not None and bool(wanted) and RunStatus.PARKED not in wanted
     found = RowPage(()) if hidden else await _page(call, filter, after)
     redaction = service.redaction(call.access)
     seen = [_seen(row, head, redaction) for row, head in found.rows]
     why: dict[str, shapes.WhyItem] = {}
     if query.why:
-        reasons = await service.client.reasons([_summary(row, head) for row, head, _ in seen])
+        reasons = await service.client._queries.reasons_in(UTC, [_summary(row, head) for row, head, _ in seen])
         texts = {row.run_id: text for row, _, text in seen}
         why = {id: _why(one, texts[id], call.access) for id, one in reasons.items()}
     runs: list[shapes.RunItem] = []
@@ -113,16 +117,22 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
 
 
 async def _page(call: Call[shapes.RunsQuery, None], filter: RunFilter, after: str | None) -> RowPage:
-    """A page of the runs that match as the caller sees them: neither it nor its cursor tells of redacted values."""
+    """A page of the runs that match as the caller sees them: neither it nor its cursor tells of redacted values.
+
+    It may be shorter than asked for, and more may follow it, where what is searched for is in no row.
+    """
     queries, access, limit = call.service.client._queries, call.access, call.query.limit
-    redaction = call.service.redaction(access)
-    if not redaction or (filter.match is None and not filter.tags):
+    redaction, kind = call.service.redaction(access), kind_of(call.query.parked)
+    guessing = bool(redaction) and (filter.match is not None or bool(filter.tags))
+    if not guessing and kind is None:
         return await queries.page(filter, limit, after, access.listed)
     seen: list[tuple[RunRow, Head]] = []
     searched: int | None = None
-    for _ in range(PAGES_SEARCHED):
-        found = await queries.page(filter, max(limit, SEARCH_PAGE), after, access.listed)
-        seen += [(row, head) for row, head in found.rows if filter.fits(redacted_row(row, redaction), head)]
+    size = max(limit, SEARCH_PAGE)
+    for _ in range(PAGES_SEARCHED if kind is None else max(1, PARKED_SEARCHED // size)):
+        found = await queries.page(filter, size, after, access.listed)
+        some = [one for one in found.rows if not guessing or filter.fits(redacted_row(one[0], redaction), one[1])]
+        seen += some if kind is None else await queries.parked_as(some, kind)
         if len(seen) > limit:
             return RowPage(seen[:limit], seen[limit - 1][0].run_id)
         after, searched = found.cursor, found.searched
@@ -130,6 +140,11 @@ async def _page(call: Call[shapes.RunsQuery, None], filter: RunFilter, after: st
             break
         await asyncio.sleep(0)
     return RowPage(seen, after, searched)
+
+
+def kind_of(parked: str | None) -> str | None:
+    """The kind of reason in a query for parked runs; None for any."""
+    return None if parked in (None, "", "true") else parked
 
 
 def _seen(row: RunRow, head: Head, redaction: Redaction) -> tuple[RunRow, Head, Callable[[str], str]]:
@@ -249,7 +264,7 @@ async def detail_of(run: RequestedRun, *, journal: bool = True) -> shapes.RunDet
 async def _from_journal(run: RequestedRun) -> dict[str, Any]:
     """The fields of a run that only its journal has."""
     row = run.row
-    reasons = await run.client.reasons([_summary(row, run.head)])
+    reasons = await run.client._queries.reasons_in(UTC, [_summary(row, run.head)])
     graphs = (await run.table()).graphs if run.child else ()
     state = await run.state()
     inside = f"{run.child}/" if run.child else ""

@@ -329,6 +329,8 @@ class Ops(Struct, frozen=True, kw_only=True):
     held: list[list[Any]]
     """When it was paused or parked: `[from, to, "paused"|"parked"]`."""
     began: float
+    not_before: float | None
+    """Before this it was not to begin: it was started with a delay."""
     ended: float | None
 
 
@@ -1055,6 +1057,7 @@ class BulkFilter(Body, frozen=True):
     tags: dict[str, str] = {}
     queue: str | None = None
     owner: str | None = None
+    parked: str | None = None
     parent: str | None = None
     root: str | None = None
     q: str | None = None

@@ -22,6 +22,7 @@ from perdure.ports.runs import RunFilter
 from perdure.server import shapes
 from perdure.server.messages import write_audit
 from perdure.server.problems import Problem
+from perdure.server.programs import redacted
 from perdure.server.routing import Call, Route
 from perdure.server.runs import run_item
 from perdure.server.service import Service
@@ -238,7 +239,7 @@ async def get_program(call: Call[None, None]) -> shapes.ProgramDetail:
     found = await call.service.programs.one(name) if call.access.sees(name) else None
     if found is None:
         raise Problem(404, "no_such_program", f"no program {name[:100]!r} is known here, or to a living orchestrator")
-    return found
+    return redacted(found, call.service.redaction(call.access))
 
 
 def _get(path: str, handler: Any, result: Any, role: Any = "read", **more: Any) -> Route:

@@ -83,6 +83,7 @@ export interface BulkFilter {
   tags: Record<string, string>;
   queue: string | null;
   owner: string | null;
+  parked: string | null;
   parent: string | null;
   root: string | null;
   q: string | null;
@@ -429,6 +430,7 @@ export interface Ops {
   owned: Value[][];
   held: Value[][];
   began: number;
+  not_before: number | null;
   ended: number | null;
 }
 
