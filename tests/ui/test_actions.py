@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -326,3 +327,44 @@ def test_many_runs_at_once_are_aborted_before_they_are_done(page: Page, tmp_path
     finally:
         page.close()
         served.end()
+
+
+def test_what_is_done_to_many_runs_is_had_as_a_command_with_the_filters_of_the_list(
+    page: Page, shop_server: Shop
+) -> None:
+    async def many() -> None:
+        for number in range(101):
+            _ = await shop_server.engine.run(shop.echo(number), id=f"one-of-many-{number}", tags={"of": "many"})
+
+    shop_server.do(many())
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{shop_server.url}?tag=of%3Amany&q=one-of&status=completed")
+    page.get_by_label("Choose all that are shown").check()
+    chosen = page.get_by_role("region", name="Chosen runs")
+    chosen.get_by_label("all that fit the filters").check()
+    chosen.get_by_role("button", name="signal…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Signal").fill("go")
+    dialog.get_by_role("button", name="CLI").click()
+    copied = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert copied[:6] == ["perdure", "runs", "signal", "go", "--input", "null"]
+    asked = ["--id-prefix", "one-of", "--roots", "--status", "completed", "--tag", "of=many"]
+    assert sorted(copied[6:]) == sorted(asked)
+
+
+def test_a_backfill_is_had_as_a_command_with_moments_of_the_zone_of_the_page(page: Page, shop_server: Shop) -> None:
+    page.goto(shop_server.url)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Time zone").select_option("Europe/Berlin")
+    page.get_by_role("button", name="Close").click()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{shop_server.url}schedules/nightly")
+    page.get_by_role("button", name="Fill in…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("From").fill("2026-01-10T00:00")
+    dialog.get_by_label("Until before").fill("2026-07-13T00:00")
+    dialog.get_by_role("button", name="CLI").click()
+    copied = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    # The id, from, and to: it takes no options for them.
+    times = ["2026-01-09T23:00:00.000Z", "2026-07-12T22:00:00.000Z"]
+    assert copied == ["perdure", "schedules", "backfill", "nightly", *times]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from playwright.sync_api import Page, expect
 
@@ -20,6 +22,37 @@ def test_the_strip_says_where_the_time_went(page: Page, still_shop: Shop) -> Non
     expect(page.get_by_role("img", name=re.compile("^waited 1 h 10 min, no worker 19 min"))).to_be_visible()
     page.goto(still_shop.page_of("big-2"))
     expect(page.get_by_role("img", name=re.compile(r"^(waited|paused) 1 h"))).to_be_visible()
+    # It was started with a delay, which is not over: no worker is missing.
+    page.goto(still_shop.page_of("chat-2"))
+    expect(page.get_by_role("img", name=re.compile(r"^waited 1 h"))).to_have_accessible_name(re.compile("^[^,]*$"))
+
+
+def test_a_part_of_the_strip_is_as_long_as_its_time(page: Page, still_shop: Shop) -> None:
+    page.goto(still_shop.page_of("order-18"))
+    strip = page.get_by_role("img", name="waited 20 min")
+    box = strip.bounding_box()
+    assert box is not None
+
+    def widths(kind: str) -> list[float]:
+        boxes = [one.bounding_box() for one in strip.locator(f".{kind}").all()]
+        return [one["width"] for one in boxes if one is not None]
+
+    assert sum(widths("waited")) / box["width"] > 0.9
+    assert min(widths("worked")) >= 2
+
+
+def test_a_reason_has_its_moment_once_and_in_the_zone_of_the_page(
+    new_page: Callable[..., Page], still_shop: Shop
+) -> None:
+    page = new_page(zone="Asia/Kathmandu")
+    why = still_shop.do(still_shop.engine.why("chat-2"))
+    assert why is not None
+    assert why.until is not None
+    there = why.until.astimezone(ZoneInfo("Asia/Kathmandu"))
+    page.goto(still_shop.page_of("chat-2"))
+    expect(page.get_by_text(f"delayed until {there.day} {there:%b %H:%M}", exact=True)).to_be_visible()
+    page.goto(f"{still_shop.url}?q=chat-2")
+    expect(page.get_by_role("row", name="chat-2").get_by_text(f"{there.day} {there:%b %H:%M}")).to_be_visible()
 
 
 def test_idle_time_is_folded_and_back_off_is_told_from_work(page: Page, still_shop: Shop) -> None:

@@ -67,9 +67,27 @@ export function short(at: At): string {
   return `${Number(p.day)} ${month}${p.year === today.year ? "" : ` ${p.year}`} ${p.hour}:${p.minute}`;
 }
 
+/** A text of the server, whose moments are in UTC and in full, with moments as the page shows them. */
+export const timed = (text: string, shown: (at: At) => string = short): string => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, shown);
+
 /** The short name of the zone that times are shown in, at a moment: it changes with the season. */
 export function zoneName(at: At = now.at): string {
   return parts("zone", { timeZoneName: "short" }, seconds(at)).timeZoneName ?? "";
+}
+
+/** A moment as a field for one shows it, by the clock of the zone that times are shown in. */
+export function wall(at: At): string {
+  const p = parts("full", FULL, seconds(at));
+  return `${p.year}-${p.month}-${p.day}T${p.hour}:${p.minute}`;
+}
+
+/** The moment that such a field has. */
+export function moment(field: string): string {
+  const shown = Date.parse(`${field.slice(0, 16)}Z`);
+  let at = shown;
+  // The zone's distance from UTC is that of the moment itself, which the first round only comes near to.
+  for (let round = 0; round < 2; round++) at = shown - (Date.parse(`${wall(at / 1000)}Z`) - at);
+  return new Date(at).toISOString();
 }
 
 /** How long: `340 ms`, `1.24 s`, `3 min 4 s`, `2 d 3 h`. */

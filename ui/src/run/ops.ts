@@ -22,6 +22,8 @@ export class OpColumns {
   owned: [number, number | null, string, number][] = [];
   held: [number, number | null, string][] = [];
   began = 0;
+  /** Before this it was not to begin. */
+  notBefore: number | null = null;
   ended: number | null = null;
   nextSeq = 0;
   /** Where the next page of those that were there at first begins; null when all have been read. */
@@ -55,6 +57,7 @@ export class OpColumns {
     this.owned = page.owned as OpColumns["owned"];
     this.held = page.held as OpColumns["held"];
     this.began = page.began;
+    this.notBefore = page.not_before;
     this.ended = page.ended;
     if (changed) this.nextSeq = page.next_seq;
     else {

@@ -97,7 +97,8 @@ const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10
 export function ticks(of: Scale, origin: number, apart = 90): { x: number; at: number }[] {
   const found: { x: number; at: number }[] = [];
   for (const one of of.stretches) {
-    if (one.folded || one.width < 46) continue;
+    // From a minute on a label has two parts.
+    if (one.folded || one.width < (one.from - origin < 59.95 ? 46 : 72)) continue;
     found.push({ x: one.x, at: one.from });
     const step = STEPS.find((step) => (step / (one.to - one.from)) * one.width >= apart) ?? STEPS.at(-1)!;
     for (let at = origin + Math.ceil((one.from - origin) / step - 1e-9) * step; at <= one.to; at += step) {

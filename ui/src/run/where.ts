@@ -93,7 +93,12 @@ export function where(ops: OpColumns, now: number, created: number, queued: bool
     else parts.push({ kind, from, to });
   };
   // The browser cuts a time off at the millisecond.
-  if (first - created >= 0.001) push(queued || first - created < 1 ? "queued" : "no worker", created, Math.min(first, end));
+  if (first - created >= 0.001) {
+    // Nobody is late before the moment that it was delayed to.
+    const due = Math.min(Math.max(created, ops.notBefore ?? created), first, end);
+    push("waited", created, due);
+    push(queued || first - due < 1 ? "queued" : "no worker", due, Math.min(first, end));
+  }
   let at = Math.min(first, end);
   const kindNow = (): Kind => {
     if (open[PAUSED]) return "paused";
