@@ -516,6 +516,8 @@ async def many_runs_are_typed(engine: Engine, orders: list[Order]) -> None:
     cancelled = await engine.cancel_many("enough", program="fulfil", status="running", limit=5)
     assert_type(cancelled.done[0], Cancelled | AlreadyFinished)
     await engine.cancel_many(programme="fulfil")  # type: ignore[call-arg]
+    mixed = await engine.start_many([fulfil(orders[0]), Start(fulfil(orders[1]), id="b")])
+    assert_type(mixed, BulkReport[RunHandle[Any]])
     _ = await engine.start_many([fulfil])  # type: ignore[list-item]
     resting = await engine.run(fulfil(orders[0]), until="rest", answers={"ship": True})
     assert_type(resting.interrupts, tuple[Interrupt, ...])

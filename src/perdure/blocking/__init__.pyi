@@ -259,8 +259,12 @@ class Client:
         trace: str | None = None,
     ) -> RunHandle[R]:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says."""
-    def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
-        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options."""
+    @overload
+    def start_many(self, starts: Iterable[Invocation[R]]) -> BulkReport[RunHandle[R]]: ...
+    @overload
+    def start_many(self, starts: Iterable[Start[R]]) -> BulkReport[RunHandle[R]]: ...
+    @overload
+    def start_many(self, starts: Iterable[Invocation[Any] | Start[Any]]) -> BulkReport[RunHandle[Any]]: ...
     def start_batch(
         self,
         program: Program | str,

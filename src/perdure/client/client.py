@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -156,7 +156,20 @@ class Client(Reader):
             )
         )
 
-    start_many = delegated("_starts", Starts.start_many)
+    @overload
+    async def start_many(self, starts: Iterable[Invocation[R]]) -> BulkReport[RunHandle[R]]: ...
+    @overload
+    async def start_many(self, starts: Iterable[Start[R]]) -> BulkReport[RunHandle[R]]: ...
+    @overload
+    async def start_many(self, starts: Iterable[Invocation[Any] | Start[Any]]) -> BulkReport[RunHandle[Any]]: ...
+    async def start_many(self, starts: Iterable[Invocation[Any] | Start[Any]]) -> BulkReport[RunHandle[Any]]:
+        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options.
+
+        The report has one item for each, in order: a handle, or why the run could not be started. A start that fails
+        does not stop the others. Where several have the same id, `reuse` decides, as it does for a run that exists.
+        """
+        return await self._starts.start_many(starts)
+
     start_batch = delegated("_batches", Batches.start_batch)
 
     @overload

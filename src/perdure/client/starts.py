@@ -125,11 +125,7 @@ class Starts:
         return await decided(attempt)
 
     async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
-        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options.
-
-        The report has one item for each, in order: a handle, or why the run could not be started. A start that fails
-        does not stop the others. Where several have the same id, `reuse` decides, as it does for a run that exists.
-        """
+        """As Client.start_many."""
         self._base.check_open()
         if not isinstance(starts, Iterable):
             one = "; for one use start()" if isinstance(starts, Invocation) else ""
