@@ -103,6 +103,23 @@ def test_what_decides_by_a_long_list_survives_a_crash_at_every_commit() -> None:
         assert crash_everywhere(graph(n=9)).result.output == 9
 
 
+def test_a_list_that_a_step_was_called_with_is_loaded_again_after_a_crash() -> None:
+    @node
+    def total(fetch: list[int]) -> int:
+        return sum(fetch)
+
+    @node(inputs={"parts": ["fetch", "fetch"]})
+    def totals(parts: list[list[int]]) -> int:
+        return sum(map(sum, parts))
+
+    mapped = node(doubled, name="fetch", inputs={"url": "urls"}).map_over("url", chunk=2)
+    alone: Any = node(totals.fn, name="totals")
+    nested = node(Graph([alone], name="nested", output=alone), inputs={"parts": ["fetch", "fetch"]})
+    graph = Graph([urls, mapped, total, totals, nested], name="g")
+    survived = crash_everywhere(graph(n=5))
+    assert dict(survived.result.output) == {"total": 20, "totals": 40, "nested": 40}
+
+
 async def test_lists_in_lists_and_long_lists_for_each_item_are_refused() -> None:
     @workflow
     async def each(url: int, fetch: list[int]) -> int:

@@ -40,7 +40,7 @@ from perdure.kernel.policies.rules import NONE, Rules, RulesLike, combine, rules
 from perdure.kernel.policies.versions import check_accepts
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.items import parts_of
+from perdure.kernel.values.items import has_references
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of as type_name
 
@@ -459,7 +459,7 @@ class Graph(DataflowProgram, Generic[P, R]):
         """Raise NotDecodable for stored input that does not fit."""
         given = codec.decode(input, dict[str, Raw], f"the input of {self.name}")
         for name, needed in self._needed.items():
-            if name in given and parts_of(given[name]) is not None:
+            if name in given and has_references(bytes(given[name])):
                 continue  # items are checked where they are read
             if name in given:
                 codec.decode(given[name], needed.type, f"the input {name} of {self.name}")

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from inspect import Parameter
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 from msgspec import Raw
@@ -26,6 +26,7 @@ from perdure.kernel.commands import RunStep, StartChild, StepSpec
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.earlier_forms import earlier_forms, other_orders
+from perdure.kernel.values.items import has_references, is_items
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
 # The types of parameters with their names, as in StepSpec: `*`, `**` and `=` mark variable and keyword-only ones.
@@ -217,10 +218,20 @@ def check_call(command: RunStep, codec: Codec) -> None:
             raise NotDecodable(what, known, f"{error} (called at {command.source})") from None
     if command.references:
         return  # what is not loaded is checked when the step is called
+    types = argument_types(command, dict(command.spec.secrets))
     try:
-        codec.decode(command.inputs, argument_types(command, dict(command.spec.secrets)), what)
+        codec.decode(command.inputs, _of_loaded(types, command.inputs), what)
     except NotDecodable as error:
         raise NotDecodable(what, error.type, f"{error.reason} (called at {command.source})") from None
+
+
+def _of_loaded(types: Any, inputs: bytes) -> Any:
+    """The types of arguments, of which those may be anything that are lists whose items are not loaded."""
+    if not has_references(inputs) or get_origin(types) is not tuple:
+        return types
+    values = msgspec.json.decode(inputs, type=list[Raw])
+    known = zip(get_args(types), values, strict=True)
+    return tuple[tuple(one if is_items(one) or not has_references(bytes(value)) else Any for one, value in known)]  # type: ignore[misc]
 
 
 def _gives_all(command: RunStep) -> bool:
