@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure.authoring.flow.expressions import UNSET, Expression, Failed, Unset, Wrong, encode, find_end
@@ -109,6 +110,105 @@ def test_an_expression_makes_nothing_large_of_something_small(text: str) -> None
     expression = Expression(text)
     with pytest.raises((Failed, Unset)):
         encode(expression.evaluate([UNSET] * len(expression.references)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "steps.a | tojson",
+        "steps.a | hash",
+        "steps.a | urlencode",
+        "steps.a | join(',')",
+        "steps.a | first",
+        "steps.a | date",
+        "steps.a | split(',')",
+        "steps.a | map(attribute='x') | list",
+        "[steps.a]",
+        "{'k': steps.a}",
+        "['x', steps.a] | join",
+        "'x' | replace('x', steps.a)",
+        "(steps.a) | tojson",
+        "steps.a is none",
+        "steps.b | default(steps.a)",
+        "steps.b | default((steps.a))",
+    ],
+)
+def test_what_is_not_there_is_missed_wherever_it_stands(text: str) -> None:
+    """Whoever refers to a skipped step is skipped; no filter makes a value, or a failure, of it."""
+    expression = Expression(text)
+    with pytest.raises(Unset):
+        expression.evaluate([UNSET] * len(expression.references))
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "expected"),
+    [
+        ("steps.a | default([]) | join(',')", [UNSET], ""),
+        ("(steps.a) | d('x')", [UNSET], "x"),
+        ("((steps.a)) | default('x') | tojson", [UNSET], '"x"'),
+        ("steps.a | default(steps.b)", ["a", UNSET], "a"),
+        ("steps.a | default(steps.b)", [UNSET, "b"], "b"),
+        ("steps.a | default(steps.b | default(steps.c))", [UNSET, UNSET, "c"], "c"),
+        ("[steps.a | default(1), steps.b]", [UNSET, 2], [1, 2]),
+        ("steps.a is defined and steps.a > 1", [UNSET, UNSET], False),
+        ("steps.a is not defined", [UNSET], True),
+        ("steps.a is undefined or steps.b", [UNSET, UNSET], True),
+        ("(steps.a | tojson) if input.n else 'no'", [UNSET, False], "no"),
+        ("input.x ~ input.x ~ input.y", ["a", "a", "b"], "aab"),
+    ],
+)
+def test_what_is_not_there_is_not_missed_where_it_is_not_needed(text: str, values: list[Any], expected: Any) -> None:
+    assert value(text, *values) == expected
+
+
+LONG, LIST = "x" * 1_000_000, list(range(100_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        (" ~ ".join(["input.x"] * 400), LONG),
+        (" ~ ".join(["input.x"] * 400), "x" * 2000),
+        (" + ".join(["input.x"] * 400), LIST),
+        ("[" + ", ".join(["input.x"] * 400) + "] | length", LONG),
+        ("input.x | select('in', input.x) | list", LIST),
+        ("input.x | map('default', input.x, true) | list", LIST),
+        ("input.x | map('in', input.x) | list", {"a": LIST}),
+        ("input.x | split('') | reject('in', input.x | split('')) | list", "x" * 10_000),
+        ("input.x | select('startingwith', input.x) | list", ["x" * 10_000] * 500),
+        ("'x'" + " | tojson" * 200, None),
+        ("range(1000)" + " | map('tojson')" * 40 + " | list", None),
+        ("'x' | urlencode" + " | replace('x', 'xxxxxxxxxxxxxxxxxxxxxxx')" * 30, None),
+        ("[" * 18 + "'x'" + " ~ '']" * 18, None),
+        ("[" * 18 + "'x'" + " | string]" * 18, None),
+    ],
+)
+def test_an_expression_makes_nothing_large_of_something_large(text: str, given: Any) -> None:
+    """What has no bound does not end here."""
+    expression = Expression(text)
+    values = [given] * len(expression.references)
+    with pytest.raises(Failed):
+        expression.check_sizes([len(msgspec.json.encode(one)) for one in values])
+        encode(expression.evaluate(values))
+
+
+def test_what_stands_in_for_each_item_is_a_value_as_it_is() -> None:
+    assert value("input.x | map(attribute='k', default=input.n) | list", [{"k": 1}, {}], 7) == [1, 7]
+    with pytest.raises(Wrong):
+        Expression("range(1000) | map('default', range(1000) | join('xxxxxxxx')) | list")
+
+
+def test_many_values_are_unique_in_no_time() -> None:
+    found = value("input.x | unique | length", [[n] for n in range(30_000)] * 2)
+    assert found == 30_000
+    assert value("input.x | unique", ["a", "A", 1, 1.0, True, None, {"k": 1}, {"k": 1}]) == [
+        "a",
+        1,
+        True,
+        None,
+        {"k": 1},
+    ]
+    assert value("input.x | unique(attribute='k.0')", [{"k": [1]}, {"k": [1, 2]}, {}]) == [{"k": [1]}, {}]
 
 
 def test_attributes_of_python_are_out_of_reach() -> None:

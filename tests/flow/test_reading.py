@@ -356,3 +356,32 @@ def test_components_of_installed_packages_are_found(tmp_path: Path, monkeypatch:
         "module 'flowparts' has no attribute 'gone'",
         "error F020 there is no component 'gret'; did you mean 'greet'?",
     ]
+
+
+@pytest.mark.parametrize("form", ["allOf", "anyOf", "oneOf"])
+@pytest.mark.parametrize("last", ["{type: string}", "{properties: {definitions: {$ref: '#/schemas/A0'}}}"])
+def test_schemas_that_refer_to_too_much_are_refused_before_they_are_used(tmp_path: Path, form: str, last: str) -> None:
+    """Each of them asks twice for the next one: what is not refused does not end here."""
+    chain = [f"  A{n}: {{{form}: [{{$ref: '#/schemas/A{n + 1}'}}, {{$ref: '#/schemas/A{n + 1}'}}]}}" for n in range(40)]
+    schemas = "\n".join(["schemas:", *chain, f"  A40: {last}"])
+    inputs = "inputs:\n  x: {schema: {$ref: '#/schemas/A0'}, default: {definitions: {}}}"
+    (found,) = problems_of(tmp_path, f"{schemas}\n{inputs}\nsteps: [{{id: a, use: value, with: 1}}]\n")
+    assert "F030 with what it refers to, this JSON Schema has more than 10,000 parts" in found
+    question = "steps: [{id: a, use: approval, with: {schema: {$ref: '#/schemas/A0'}}}]"
+    (found,) = problems_of(tmp_path, f"{schemas}\n{question}\n")
+    assert "F030" in found
+
+
+def test_schemas_may_refer_to_themselves_and_to_each_other(tmp_path: Path) -> None:
+    flow_of(
+        tmp_path,
+        """
+        schemas:
+          Tree: {type: object, properties: {left: {$ref: "#/schemas/Tree"}, right: {$ref: "#/schemas/Other"}}}
+          Other: {anyOf: [{$ref: "#/schemas/Tree"}, {type: "null"}]}
+        inputs:
+          tree: {schema: {$ref: "#/schemas/Tree"}, default: {left: {left: {}}, right: null}}
+          more: {schema: {$defs: {"a/b": {type: string}}, items: {$ref: "#/$defs/a~1b"}}, default: [x]}
+        steps: [{id: a, use: value, with: 1}]
+        """,
+    )

@@ -501,3 +501,45 @@ output: ${{ steps.c }}
             handle = await engine.update_state("r", values)
             assert await handle.result() == expected
             assert calls == again
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "${{ steps.no | tojson }}",
+        "${{ steps.no | join(',') }}",
+        "${{ steps.no.rows | first }}",
+        "x ${{ steps.no | urlencode }}",
+        "${{ [steps.no, 1] }}",
+        "${{ steps.yes ~ (steps.no | hash) }}",
+    ],
+)
+async def test_whatever_is_made_of_a_skipped_step_is_skipped_too(tmp_path: Path, taken: str) -> None:
+    flow = flow_of(
+        tmp_path,
+        f"""
+        steps:
+          - {{id: yes, use: value, with: a}}
+          - {{id: no, use: value, with: [1], when: "${{{{ steps.yes == 'b' }}}}"}}
+          - {{id: behind, use: value, with: "{taken}"}}
+          - {{id: instead, use: value, with: "${{{{ steps.no | default([]) | tojson }}}}"}}
+        output: {{instead: "${{{{ steps.instead }}}}", behind: "${{{{ steps.behind | default('none') }}}}"}}
+        """,
+    )
+    ran = await run(flow)
+    assert ran.result.output == {"instead": "[]", "behind": "none"}
+    assert ran.skipped() == {"no:0": "when", "behind:0": "no:0"}
+
+
+async def test_a_part_that_is_not_there_fails_its_step_whatever_is_made_of_it(tmp_path: Path) -> None:
+    flow = flow_of(
+        tmp_path,
+        """
+        steps:
+          - {id: a, use: value, with: {rows: 1}}
+          - {id: b, use: value, with: "${{ steps.a.row | tojson }}"}
+        """,
+    )
+    ran = await run(flow)
+    assert ran.result.status is RunStatus.FAILED
+    assert "did you mean 'rows'" in str(ran.result.error)

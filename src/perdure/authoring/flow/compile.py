@@ -38,7 +38,7 @@ from perdure.authoring.flow.expressions import Path, Reference, Wrong
 from perdure.authoring.flow.format import kind_of
 from perdure.authoring.flow.job import Job
 from perdure.authoring.flow.lazy import Need, Needs, causes_of, gates_of
-from perdure.authoring.flow.schemas import validator, whole_schema
+from perdure.authoring.flow.schemas import check_schema, whole_schema
 from perdure.authoring.flow.tree import Item, Mark, Problems, elements
 from perdure.authoring.flow.values import Given, Missing, Template, is_form, template
 from perdure.authoring.flow.workspace import MAKE, REMOVE, WORKSPACE, make, place_of, remove
@@ -605,7 +605,7 @@ class Compiler:
             try:
                 if not isinstance(schema, dict):
                     raise UsageError(f"a schema is an object; this is {kind_of(given['schema'])}")
-                validator(schema, self._flow.schemas)
+                check_schema(schema, self._flow.schemas)
                 stored = Raw(msgspec.json.encode(whole_schema(schema, self._flow.schemas)))
             except UsageError as error:
                 add(given["schema"].mark, "F030", str(error))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +22,10 @@ from perdure.kernel.hints import did_you_mean
 
 MOST_TEXT, MOST_RESULT, MOST_RANGE = 4096, 1024 * 1024, 1000
 FUEL = 50_000
+# Limits of an expression: the bytes of its values, counted for each reference; the characters that its filters make;
+# the characters that it copies; the comparisons of items with each other; the bytes of a default for each item.
+MOST_GIVEN, MOST_MADE, MOST_COPIED = 16 * 1024 * 1024, 4 * MOST_RESULT, 32 * 1024 * 1024
+MOST_COMPARED, MOST_REPEATED = 5_000_000, 4096
 # Parts of minijinja that flows lack, because their result is not JSON, or grows without bounds.
 _REMOVED = (
     "attr batch chain e escape filesizeformat format indent pluralize pprint safe slice striptags truncate wordwrap zip"
@@ -82,6 +88,10 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CLOSE = {")": "(", "]": "[", "}": "{"}
+_DEFAULT = frozenset({"default", "d"})
+# The filters that are applied to each item, and those that split a text into items.
+_EACH = frozenset({"map", "select", "reject", "selectattr", "rejectattr"})
+_SPLITTING = frozenset({"split", "lines", "list", "reverse", "sort", "unique"})
 # The path of a reference: keys of objects, and positions in lists.
 Path = tuple[str | int, ...]
 
@@ -126,7 +136,7 @@ class Failed(Exception):
 class Expression:
     """An expression with its references."""
 
-    __slots__ = ("_made", "_products", "lone", "references", "text")
+    __slots__ = ("_bounds", "_guarded", "_made", "_pieces", "_products", "_same", "lone", "references", "text")
 
     def __init__(self, text: str) -> None:
         """Raises Wrong if the text is no expression."""
@@ -137,31 +147,44 @@ class Expression:
             # Most expressions are a single reference, and need not be parsed.
             self.references = [Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1])]
             self._made, self._products, self.lone = "_0", [], True
+            self._pieces, self._same, self._guarded, self._bounds = ["", ""], [0], frozenset[int](), _NO_BOUNDS
             return
         tokens = _tokens(text)
         _check_syntax(text)
         _check_names(tokens)
         self.references = list(_references(text, tokens))
-        # The expression with a variable in place of each reference.
-        made, end = "", 0
-        for number, one in enumerate(self.references):
-            made += f"{text[end : one.at]}_{number}"
+        # The expression with a variable in place of each reference: the same one for the same.
+        known: dict[tuple[str, Path], int] = {}
+        self._same = [known.setdefault((one.root, one.path), number) for number, one in enumerate(self.references)]
+        self._pieces, end = [], 0
+        for one in self.references:
+            self._pieces.append(text[end : one.at])
             end = one.at + len(one.text)
-        self._made = made + text[end:]
+        self._pieces.append(text[end:])
+        self._made = self._written(())
+        self._guarded = frozenset(_guarded(tokens, self.references))
+        self._bounds = _bounds(text, tokens, self.references)
         self._products = list(_products(self._made)) if "*" in self._made else []
         # Whether it is a single reference.
         self.lone = self._made.strip() == "_0"
 
     def evaluate(self, values: Sequence[Any]) -> Any:
         """The value, given the values of its references, `UNSET` for a missing one. Raises Unset or Failed."""
-        variables = {f"_{number}": value for number, value in enumerate(values) if value is not UNSET}
+        variables = {
+            f"_{number}": values[number] for number in dict.fromkeys(self._same) if values[number] is not UNSET
+        }
+        lacking = [number for number, value in enumerate(values) if value is UNSET]
         evaluate, errors = _engine()
+        _made.set(0)
         try:
+            if self._bounds.compared or self._bounds.taken:
+                _check_comparisons(values, self._bounds)
             for operand in self._products:
                 self._check_number(operand, variables)
-            result = evaluate(self._made, **variables)
-            if result is None and not evaluate(f"({self._made}) is defined", **variables):
-                lacking = [number for number, value in enumerate(values) if value is UNSET]
+            needed = [number for number in lacking if number not in self._guarded]
+            made = self._written(needed) if needed else self._made
+            result = evaluate(made, **variables)
+            if result is None and not evaluate(f"({made}) is defined", **variables):
                 if lacking:
                     raise Unset(lacking[0])
                 raise Failed("it has no value: a key or a position in it does not exist")
@@ -175,6 +198,24 @@ class Expression:
         except Exception as error:  # raised by one of our own filters
             raise Failed(str(error)) from None
         return str(result) if isinstance(result, str) and type(result) is not str else result
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Raise Failed if values of these sizes, as JSON, would cost too much."""
+        bounds = self._bounds
+        given = sum(sizes)
+        if given > MOST_GIVEN:
+            raise Failed(f"what it is given has more than {MOST_GIVEN:,} bytes; let a step compute it")
+        if (given + len(self.text)) * bounds.copies > MOST_COPIED:
+            raise Failed("what it puts together is too large; let a step compute it")
+        if any(sizes[number] > MOST_REPEATED for number in bounds.repeated):
+            raise Failed(f"what stands in for each item has at most {MOST_REPEATED:,} bytes; let a step compute it")
+
+    def _written(self, needed: Sequence[int]) -> str:
+        """The expression with a variable for each reference; a `needed` reference raises Unset when it is evaluated."""
+        parts = [self._pieces[0]]
+        for number, piece in enumerate(self._pieces[1:]):
+            parts += [f"_unset({number})" if number in needed else f"_{self._same[number]}", piece]
+        return "".join(parts)
 
     def _check_number(self, operand: str, variables: dict[str, Any]) -> None:
         evaluate, errors = _engine()
@@ -305,6 +346,74 @@ def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
         yield Reference(token.text, tuple(path), token.at, text[token.at : end])
 
 
+def _guarded(tokens: Sequence[Token], references: Sequence[Reference]) -> Iterator[int]:
+    """The references that may lack a value: those with a default, those in a default, and those asked for by a test."""
+    places = {token.at: number for number, token in enumerate(tokens)}
+    for number, one in enumerate(references):
+        first = last = places[one.at]
+        while last + 1 < len(tokens) and tokens[last + 1].at < one.at + len(one.text):
+            last += 1
+        while first > 0 and last + 1 < len(tokens) and (tokens[first - 1].text, tokens[last + 1].text) == ("(", ")"):
+            if first > 1 and tokens[first - 2].text in _DEFAULT and tokens[first - 3].text == "|":
+                break
+            first, last = first - 1, last + 1
+        behind = [token.text for token in tokens[last + 1 : last + 4]]
+        before = [token.text for token in tokens[max(0, first - 3) : first]]
+        asked = behind[2:3] if behind[1:2] == ["not"] else behind[1:2]
+        stood_in = behind[:1] == ["|"] and not _DEFAULT.isdisjoint(behind[1:2])
+        stands_in = len(before) == 3 and before[0] == "|" and before[1] in _DEFAULT and before[2] == "("
+        if stood_in or stands_in or (behind[:1] == ["is"] and asked in (["defined"], ["undefined"])):
+            yield number
+
+
+class _Bounds(NamedTuple):
+    """How the cost of an expression grows with its values.
+
+    `copies`: how often a character may be copied. `compared`: the types whose items are compared with each other.
+    `taken`: the references that a filter reads for each item of a list; `repeated`: those that may replace each item.
+    """
+
+    copies: int = 1
+    compared: tuple[type, ...] = ()
+    taken: tuple[int, ...] = ()
+    repeated: tuple[int, ...] = ()
+
+
+_NO_BOUNDS = _Bounds()
+
+
+def _bounds(text: str, tokens: Sequence[Token], references: Sequence[Reference]) -> _Bounds:
+    """The bounds of an expression. Raises Wrong if a computed default is repeated for each item."""
+    joins = sum(token.text in ("+", "~") for token in tokens)
+    # A list that is written as text gets quotes, and a list with that text in it gets twice as many.
+    writes = sum(token.text == "~" or token.text.strip("'\"") == "string" for token in tokens)
+    depth = most = 0
+    for token in tokens:
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token.text, 0) if token.kind == "sign" else 0
+        most = max(most, depth)
+    names = {token.text for token in tokens if token.kind == "name"}
+    compared: tuple[type, ...] = ()
+    taken, repeated = list[int](), list[int]()
+    for number, token in enumerate(tokens[1:], start=1):
+        if token.kind != "name" or token.text not in _EACH or tokens[number - 1].text != "|":
+            continue
+        inside = tokens[number + 1 : _closing(tokens, number + 1)]
+        said = {one.text.strip("'\"") for one in inside if one.kind in ("name", "text")}
+        if len(inside) < 2:
+            continue
+        here = [place for place, one in enumerate(references) if inside[0].at < one.at < inside[-1].at]
+        if "in" in said:
+            compared = (list, dict, *((str,) if names & _SPLITTING else ()), *((range,) if "range" in names else ()))
+        else:
+            taken += here
+        if token.text == "map" and not said.isdisjoint(_DEFAULT):
+            if any(one.text in ("|", "+", "~", "range") for one in inside):
+                why = "what stands in for each item is a value as it is, without filters or signs"
+                raise Wrong("F010", token.at, why)
+            repeated += here
+    return _Bounds((1 + joins) << min(most, writes), compared, tuple(taken), tuple(repeated))
+
+
 def _products(text: str) -> Iterator[str]:
     """The operands of `*` that are not obviously numbers; inner ones first."""
     tokens = _tokens(text)
@@ -384,10 +493,13 @@ def _environment() -> Any:
     for name in _REMOVED_FUNCTIONS.split():
         environment.remove_global(name)
     environment.add_function("range", _range)
+    environment.add_function("_unset", _unset)
     own: dict[str, Callable[..., Any]] = {
         "join": _join,
         "replace": _replace,
-        "tojson": lambda value: msgspec.json.encode(value).decode(),
+        "tojson": _to_json,
+        "unique": _unique,
+        "urlencode": _url_encode,
         "from_json": _from_json,
         "hash": _hash,
         "date": _date,
@@ -407,9 +519,36 @@ def _engine() -> tuple[Callable[..., Any], type[Exception]]:
     return environment.eval_expr, TemplateError
 
 
+# How many characters filters have made in the evaluation in progress.
+_made: ContextVar[int] = ContextVar("_made", default=0)
+
+
 def _check_size(size: int) -> None:
-    if size > MOST_RESULT:
+    made = _made.get() + size
+    if size > MOST_RESULT or made > MOST_MADE:
         raise ValueError(f"a text of it is larger than {MOST_RESULT:,} characters")
+    _made.set(made)
+
+
+def _check_comparisons(values: Sequence[Any], bounds: _Bounds) -> None:
+    """Raise Failed if each item of a long list would be compared with a long list, or with a large value."""
+    lengths, work = [1, MOST_RANGE if range in bounds.compared else 1], list(values)
+    while work:
+        one = work.pop()
+        if isinstance(one, list) or (isinstance(one, dict | str) and isinstance(one, bounds.compared)):
+            lengths.append(len(one))
+        if isinstance(one, list | dict):
+            work += one.values() if isinstance(one, dict) else one
+    first, second = sorted(lengths)[-2:]
+    if bounds.compared and first * second > MOST_COMPARED:
+        raise Failed(f"it compares items of lists more than {MOST_COMPARED:,} times; let a step compute it")
+    taken = [values[number] for number in bounds.taken if isinstance(values[number], str | list | dict)]
+    if sum(len(msgspec.json.encode(one)) for one in taken) * second > MOST_COPIED:
+        raise Failed("what it looks at for each item is too large; let a step compute it")
+
+
+def _unset(number: int) -> None:
+    raise Unset(number)
 
 
 def _check_text(name: str, *values: Any) -> None:
@@ -438,6 +577,44 @@ def _replace(value: str, old: str, new: str) -> str:
         raise ValueError("replace('', ...) replaces nothing")
     _check_size(len(value) + value.count(old) * len(new))
     return value.replace(old, new)
+
+
+def _to_json(value: Any) -> str:
+    data = msgspec.json.encode(value)
+    _check_size(len(data))
+    return data.decode()
+
+
+def _url_encode(value: Any) -> str:
+    if isinstance(value, dict):
+        text = "&".join(f"{_quoted(key)}={_quoted(one)}" for key, one in value.items() if one is not None)
+    else:
+        text = "" if value is None else _quoted(value)
+    _check_size(len(text))
+    return text
+
+
+def _quoted(value: Any) -> str:
+    return quote(value if isinstance(value, str) else str(value)).replace("~", "%7E")
+
+
+def _unique(values: Any, *, case_sensitive: bool = False, attribute: str | int | None = None) -> list[Any]:
+    found: dict[Any, Any] = {}
+    for one in values or ():
+        part = one
+        for key in () if attribute is None else str(attribute).split("."):
+            try:
+                part = part[int(key) if isinstance(part, list) else key]
+            except (LookupError, TypeError, ValueError):
+                part = None
+        if isinstance(part, str):
+            name: Any = part if case_sensitive else part.lower()
+        elif isinstance(part, list | dict):
+            name = msgspec.json.encode(part, order="deterministic")
+        else:
+            name = (type(part) is bool, part)
+        found.setdefault(name, one)
+    return list(found.values())
 
 
 def _from_json(text: str) -> Any:

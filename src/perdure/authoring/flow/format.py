@@ -47,7 +47,7 @@ from perdure.authoring.flow.definition import (
     WorkspaceDef,
 )
 from perdure.authoring.flow.scheduled import tried
-from perdure.authoring.flow.schemas import flaw, validator
+from perdure.authoring.flow.schemas import check_schema, flaw
 from perdure.authoring.flow.tree import Item, Mark, Problems, fields, places
 from perdure.authoring.flow.values import is_form
 from perdure.errors import UsageError
@@ -167,8 +167,8 @@ class _Reader:
 
     def _check_default(self, item: Item, schema: dict[str, Any], schemas: Mapping[str, Any]) -> None:
         try:
+            check_schema(schema, schemas)
             wrong = flaw(schema, schemas, item.value["default"].plain()) if "default" in item.value else None
-            validator(schema, schemas)
         except UsageError as error:
             self._problems.add(item.mark, "F030", str(error))
         else:

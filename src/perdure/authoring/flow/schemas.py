@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from perdure.errors import UsageError
+
+# How many parts a schema may have: validation may visit each of them for each part of a value.
+MOST_PARTS = 10_000
+# The keywords that hold definitions, and those that hold schemas by the names of properties.
+_DEFINITIONS = ("$defs", "definitions", "schemas")
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 
 def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
@@ -13,7 +20,80 @@ def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[
     return {**schema, "schemas": dict(schemas)} if schemas else dict(schema)
 
 
-def validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+def check_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
+    """Raise UsageError for an invalid schema, or for one whose references multiply beyond bounds."""
+    if _size(whole_schema(schema, schemas), schema) > MOST_PARTS:
+        raise UsageError(
+            f"with what it refers to, this JSON Schema has more than {MOST_PARTS:,} parts; refer to less, or less often"
+        )
+    _validator(schema, schemas)
+
+
+def _size(whole: Mapping[str, Any], schema: Mapping[str, Any]) -> int:
+    """How many parts a schema has, with the parts of its targets for each reference; a recursive one counts as one."""
+    bases: list[Mapping[str, Any]] = [whole]
+    anchors: dict[str, list[Any]] = {}
+    for one in _parts(whole, ()):
+        if "$id" in one:
+            bases.append(one)
+        for key in ("$anchor", "$dynamicAnchor"):
+            anchors.setdefault(f"#{one.get(key)}", []).append(one)
+
+    def targets(reference: str) -> list[Any]:
+        found = [_at(base, reference) for base in bases] if reference[:2] in ("#", "#/") else anchors.get(reference, [])
+        return [one for one in found if one is not None]
+
+    sizes: dict[str, int] = {}
+    inside = {"": _inside([schema])}
+    path = [""]
+    while path:
+        own, references = inside[path[-1]]
+        following = next((one for one in references if one not in inside), None)
+        if following is not None:
+            inside[following] = _inside(targets(following))
+            path.append(following)
+            continue
+        # A target without a size is on the path: it is recursive, and the value decides how often it is followed.
+        sizes[path.pop()] = own + sum(sizes.get(one, 1) for one in references)
+    return sizes[""]
+
+
+def _inside(schemas: Sequence[Any]) -> tuple[int, list[str]]:
+    """The number of parts of schemas, and their references."""
+    parts = [part for one in schemas for part in _parts(one)]
+    named = [part.get(key) for part in parts for key in ("$ref", "$dynamicRef", "$recursiveRef")]
+    return len(parts), [one for one in named if isinstance(one, str)]
+
+
+def _parts(schema: Any, left: tuple[str, ...] = _DEFINITIONS) -> list[Mapping[str, Any]]:
+    """All objects in a schema, but for its definitions, which count where they are referred to."""
+    found: list[Mapping[str, Any]] = []
+    work = [(schema, False)]
+    while work:
+        one, named = work.pop()
+        if isinstance(one, dict):
+            found.append(one)
+            # A property may have the name of a keyword.
+            work += [(value, key in _BY_NAME and not named) for key, value in one.items() if named or key not in left]
+        elif isinstance(one, list):
+            work += [(inner, False) for inner in one]
+    return found
+
+
+def _at(schema: Any, reference: str) -> Any:
+    """The target of a reference such as `#/schemas/Order`; None if it has none."""
+    for key in unquote(reference).split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, dict):
+            schema = schema.get(key)
+        elif isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        else:
+            return None
+    return schema
+
+
+def _validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     """The validator of a schema. Raises UsageError for an invalid schema. Fetches nothing."""
     import jsonschema_rs
 
@@ -29,7 +109,7 @@ def _refuse(address: str) -> Any:
 
 def flaw(schema: Mapping[str, Any], schemas: Mapping[str, Any], value: Any) -> str | None:
     """Why a value does not fit a schema; None if it does."""
-    for error in validator(schema, schemas).iter_errors(value):
+    for error in _validator(schema, schemas).iter_errors(value):
         at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path).lstrip(".")
         message: str = error.message
         return f"{at}: {message}" if at else message

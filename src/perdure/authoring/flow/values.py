@@ -302,13 +302,13 @@ def _found(given: Given, slot: int, path: Path, where: str, reference: Reference
 
 
 def _evaluated(expression: Expression, slots: Sequence[tuple[int, Path]], given: Given, where: str) -> bytes:
-    values: list[Any] = []
+    parts: list[Value | None] = []
     for slot, path in slots:
         value = given[slot]
-        part = None if value is None else value.part(path) if path else value
-        values.append(UNSET if part is None else msgspec.json.decode(part.data))
+        parts.append(None if value is None else value.part(path) if path else value)
     try:
-        return encode(expression.evaluate(values))
+        expression.check_sizes([0 if part is None else len(part.data) for part in parts])
+        return encode(expression.evaluate(_decoded(slots, parts)))
     except Unset as unset:
         slot, path = slots[unset.number]
         value = given[slot]
@@ -318,6 +318,15 @@ def _evaluated(expression: Expression, slots: Sequence[tuple[int, Path]], given:
         raise ExpressionFailed(where, _no_such(expression.text.strip(), reference, path, value)) from None
     except Failed as failed:
         raise ExpressionFailed(where, f"${{{{ {expression.text.strip()} }}}} has no value: {failed}") from None
+
+
+def _decoded(slots: Sequence[tuple[int, Path]], parts: Sequence[Value | None]) -> list[Any]:
+    """The values of references; what is named several times is decoded once."""
+    found: dict[tuple[int, Path], Any] = {}
+    for slot, part in zip(slots, parts, strict=True):
+        if slot not in found:
+            found[slot] = UNSET if part is None else msgspec.json.decode(part.data)
+    return [found[slot] for slot in slots]
 
 
 def _no_such(text: str, reference: Reference, path: Path, value: Value) -> str:
