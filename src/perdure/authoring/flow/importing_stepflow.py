@@ -1,5 +1,4 @@
-"""Translate flows of Stepflow: built-in components become components and keys of perdure; others are left to the
-user."""
+"""Translate flows of Stepflow: built-in components become those of perdure; others are left to the user."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The component `shell`: run a command, and kill all that it leaves running. Without a shell, unless the flow has
-one."""
+"""The component `shell`: run a command, and kill all that it leaves running. It uses a shell only on request."""
 
 from __future__ import annotations
 
