@@ -194,7 +194,8 @@ async def test_on_every_store_a_timer_is_not_forgotten_for_that_of_another_engin
         run = await first.start(alarm(at), id="a")
         async with Engine(url, [alarm], name="b", recovery=rare) as second, connect(url) as client:
             others = [await second.start(alarm(at - timedelta(seconds=n / 2)), id=f"b{n}") for n in (1, 2)]
-            while {await other.status() for other in others} != {RunStatus.WAITING}:
+            # On a busy machine their time may have come by now.
+            while not {await other.status() for other in others} <= {RunStatus.WAITING, RunStatus.COMPLETED}:
                 await asyncio.sleep(0)
             # Both engines are told of it, and the first finds what is due next, whoever looks after it.
             soon = await client.start(alarm(datetime.now(UTC)))

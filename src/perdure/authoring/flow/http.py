@@ -91,7 +91,7 @@ def component(private: Sequence[str], resolve: Resolve = resolve) -> Callable[..
             sent.setdefault("content-type", "application/json")
         target = str(httpx.URL(url, params=params)) if params else url
         # Ignores proxies and certificates of the environment, which the flow does not mention.
-        times = httpx.Timeout(SILENCE, connect=min(SILENCE, CONNECTING))
+        times = httpx.Timeout(SILENCE, connect=CONNECTING)
         async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=times) as client:
             for _ in range(MOST_REDIRECTS + 1):
                 answer = await _answer(client, method, target, sent, content, allowed, resolve)
