@@ -17,6 +17,7 @@ from perdure.client.client import Client
 from perdure.client.queries import pages
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.policies.durations import span
 from perdure.kernel.projection import RunRow
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
@@ -258,7 +259,8 @@ def _parked(open_runs: Sequence[RunRow]) -> Check:
 
 def _programs(open_runs: Sequence[RunRow], programs: Sequence[str]) -> Check:
     unknown = [run for run in open_runs if run.program not in programs]
-    known = f"it has {', '.join(sorted(programs)) or 'none'}"
+    own = sorted(name for name in programs if not name.startswith(BUILT_IN))
+    known = f"it has {', '.join(own) or 'none'}"
     if not unknown:
         return Check("programs", "ok", f"every open run has its program; {known}")
     names = ", ".join(sorted({run.program for run in unknown}))

@@ -35,6 +35,22 @@ async def decide(total: str) -> Any:
     return await approval("ship it?", request={"total": total}, schema=Decision, approvers=["ann", "bob"])
 
 
+@dataclass
+class Visit:
+    """An answer that may leave things open."""
+
+    room: str | None
+    note: str | None = None
+    seats: int | None = 4
+    agreed: bool | None = None
+    floor: Literal["ground", "first"] | None = None
+
+
+@workflow
+async def visit() -> Any:
+    return await approval("visit", schema=Visit)
+
+
 @workflow
 async def plain() -> Any:
     try:
@@ -45,7 +61,7 @@ async def plain() -> Any:
 
 @pytest.fixture
 async def engine() -> Any:
-    async with Engine("memory://", [decide, plain]) as engine:
+    async with Engine("memory://", [decide, plain, visit]) as engine:
         yield engine
 
 
@@ -215,3 +231,28 @@ async def test_a_link_of_which_another_site_knows_is_answered_by_no_form_of_it(
     address, _ = await link(engine, plain())
     hostile = {**FORM, "Origin": "null", "Sec-Fetch-Site": "cross-site"}
     assert (await site.post(address, content=b"decision=approve", headers=hostile)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({}, {"room": None, "seats": None}),
+        ({"room": "12", "note": "true", "seats": "3"}, {"room": "12", "note": "true", "seats": 3}),
+        (
+            {"seats": "4", "agreed": "false", "floor": "first"},
+            {"room": None, "seats": 4, "agreed": False, "floor": "first"},
+        ),
+    ],
+)
+async def test_what_may_be_null_is_a_field_of_its_type_that_may_stay_empty(
+    engine: Engine, site: httpx.AsyncClient, given: dict[str, str], answer: dict[str, Any]
+) -> None:
+    address, run_id = await link(engine, visit())
+    shown = (await site.get(address)).text
+    assert "null" not in shown
+    assert "required" not in shown
+    assert re.search(r'<input type="text" id="field:note" name="field:note" value="">', shown)
+    form = {f"field:{name}": given.get(name, "") for name in ("room", "note", "seats", "agreed", "floor")}
+    answered = await site.post(address, data={"decision": "approve", **form})
+    assert answered.status_code == 200, answered.text
+    assert await engine.handle(run_id).result() == answer

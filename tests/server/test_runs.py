@@ -215,3 +215,23 @@ async def test_ops_say_before_when_a_run_was_not_to_begin(engine: Engine, http: 
     assert ops["not_before"] == pytest.approx(ops["began"] + 86_400)
     at_once = await engine.run(quick(1), id="now")
     assert (await http.get(f"runs/{at_once.run_id}/ops")).json()["not_before"] is None
+
+
+async def test_the_run_whose_id_is_searched_for_is_told_whatever_has_its_beginning(
+    engine: Engine, http: httpx.AsyncClient
+) -> None:
+    run = await engine.run(with_graph(3), id="a")
+    for number in range(3):
+        _ = await engine.run(quick(1), id=f"a{number}")
+
+    async def exact(**query: Any) -> str | None:
+        found = (await http.get("runs", params={"limit": 1, **query})).json()
+        return found["exact"] and str(found["exact"]["run_id"])
+
+    child = f"{run.run_id}/pipeline:0"
+    assert [await exact(q=q) for q in ("a", run.run_id, child, "A", "", "input=3")] == [
+        *(run.run_id, run.run_id, child),
+        *(None, None, None),
+    ]
+    first = (await http.get("runs?q=a&limit=1")).json()
+    assert await exact(q="a", cursor=first["next"]) is None

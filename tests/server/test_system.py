@@ -6,7 +6,7 @@ import asyncio
 
 import httpx2 as httpx
 
-from perdure import Engine, connect
+from perdure import Engine, call, connect
 from perdure.server.problems import MEDIA_TYPE
 from tests.patience import PATIENCE
 from tests.server.conftest import client_of
@@ -98,3 +98,14 @@ async def test_an_address_that_is_none_is_a_problem(http: httpx.AsyncClient) -> 
     assert (missing.status_code, missing.headers["content-type"]) == (404, MEDIA_TYPE)
     wrong = await http.post("runs/counts")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
+
+
+async def test_the_doctor_names_the_programs_that_people_wrote_and_none_of_perdure(
+    engine: Engine, http: httpx.AsyncClient
+) -> None:
+    async with connect(engine.store) as elsewhere:
+        _ = await elsewhere.start(call("of_nobody"), id="stray")
+        (found,) = [one for one in (await http.get("doctor")).json()["checks"] if one["name"] == "programs"]
+    assert found["verdict"] == "warn"
+    assert "quick" in found["fix"]
+    assert "perdure." not in found["fix"]

@@ -41,6 +41,19 @@ def test_runs_are_found_by_their_values_and_by_the_beginning_of_their_id(page: P
     expect(page.get_by_role("heading", name="forever/1 ünïcödé 🧾")).to_be_visible()
 
 
+def test_an_id_that_is_pasted_opens_its_run_and_not_a_child_of_it(page: Page, still_shop: Shop) -> None:
+    view = still_shop.do(still_shop.engine.get("order-0"))
+    assert view is not None
+    # Its child is newer, and its id begins with that of the run.
+    for pasted in ("order-0", view.run_id):
+        page.goto(still_shop.url)
+        page.keyboard.press("/")
+        page.get_by_role("combobox", name="Search and commands").fill(pasted)
+        expect(page.get_by_role("listbox").get_by_role("option").first).to_have_text(re.compile("order-0 *fulfil"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="order-0", exact=True)).to_be_visible()
+
+
 def test_a_run_that_starts_is_in_the_list_and_in_the_counts_at_once(page: Page, shop_server: Shop) -> None:
     page.goto(f"{shop_server.url}?tag=live%3Ayes")
     expect(page.get_by_text("No run fits these filters")).to_be_visible()

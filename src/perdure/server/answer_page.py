@@ -165,6 +165,8 @@ async def _form(request: Request) -> dict[str, str]:
 
 # The form field for an answer as a whole, as JSON or as plain text.
 WHOLE = "answer"
+# The key in a resolved schema that says that null is an answer, too: an empty field.
+NULLABLE = "x-nullable"
 _INPUTS = {"boolean": "checkbox", "integer": "number", "number": "number", "string": "text"}
 
 
@@ -172,9 +174,10 @@ def _fields(schema: Any, given: Mapping[str, str]) -> Iterator[str]:
     """HTML inputs: one for each property of an object; one for any other type."""
     properties = _properties(schema)
     if properties is None:
-        yield _field(WHOLE, "Answer", schema if isinstance(schema, dict) else {}, given.get(WHOLE), required=False)
+        whole = _resolved(schema, schema)
+        yield _field(WHOLE, "Answer", whole if isinstance(whole, dict) else {}, given.get(WHOLE), required=False)
         return
-    required = schema.get("required", ())
+    required = _resolved(schema, schema).get("required", ())
     for name, one in properties.items():
         yield _field(f"field:{name}", name, one, given.get(f"field:{name}"), required=name in required)
 
@@ -189,7 +192,17 @@ def _properties(schema: Any) -> dict[str, Any] | None:
 
 
 def _resolved(schema: Any, root: Any) -> Any:
-    pointer = schema.get("$ref") if isinstance(schema, dict) else None
+    """A schema with what it refers to in place; of one that is something or null, what it is, and NULLABLE."""
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(options := schema.get("anyOf"), list):
+        others = [one for one in options if one != {"type": "null"}]
+        if len(others) == 1 < len(options):
+            own = {key: one for key, one in schema.items() if key != "anyOf"}
+            found = {**_resolved(others[0], root), **own, NULLABLE: True}
+            # A box is ticked or not: it has no third answer.
+            return found if found.get("type") != "boolean" else {**found, "type": "", "enum": [True, False]}
+    pointer = schema.get("$ref")
     if not isinstance(pointer, str):
         return schema
     defined = root.get("$defs", {}) if isinstance(root, dict) else {}
@@ -200,9 +213,11 @@ def _resolved(schema: Any, root: Any) -> Any:
 def _field(name: str, label: str, schema: dict[str, Any], given: str | None, *, required: bool) -> str:
     id, title = escape(name), escape(str(schema.get("title", label)))
     about = f'<span class="about">{escape(str(schema["description"]))}</span>' if "description" in schema else ""
+    required = required and NULLABLE not in schema
     must = " required" if required else ""
     head = f'<p><label for="{id}">{title}</label>{about}'
-    value = given if given is not None else _as_text(schema.get("default", ""))
+    default = schema.get("default")
+    value = given if given is not None else "" if default is None else _as_text(default)
     if "enum" in schema and isinstance(schema["enum"], list):
         empty = "" if required else "<option></option>"
         options = "".join(
@@ -228,18 +243,21 @@ def _payload(schema: Any, form: Mapping[str, str]) -> Any:
     """The answer in a submitted form, typed by its schema."""
     properties = _properties(schema)
     if properties is None:
-        return _value(schema if isinstance(schema, dict) else {}, form.get(WHOLE, ""))
+        whole = _resolved(schema, schema)
+        return _value(whole if isinstance(whole, dict) else {}, form.get(WHOLE, ""))
     found: dict[str, Any] = {}
     for name, one in properties.items():
         text = form.get(f"field:{name}")
         if one.get("type") == "boolean":
             found[name] = text == "true"
-        elif text:
+        elif text or (text is not None and NULLABLE in one and one.get("default", "") is not None):
             found[name] = _value(one, text)
     return found
 
 
 def _value(schema: dict[str, Any], text: str) -> Any:
+    if not text and NULLABLE in schema:
+        return None
     if schema.get("type") == "boolean":
         return text == "true"
     if schema.get("type") == "string":

@@ -17,7 +17,7 @@ from perdure.client.views import Loaded, RunSummary, run_summary
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import RunParked, RunStatus, moment
-from perdure.kernel.ids import BUILT_IN, check_cursor
+from perdure.kernel.ids import BUILT_IN, check_cursor, flaw_of
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.redact import redacted_row
 from perdure.kernel.values.redaction import Redaction, Removed
@@ -29,7 +29,7 @@ from perdure.server.paging import cursor, key_of
 from perdure.server.problems import FieldError, Problem
 from perdure.server.requested_run import RUN, RequestedRun
 from perdure.server.routing import Call, Reply, Route
-from perdure.server.service import seconds_of, time_of
+from perdure.server.service import MAX_PATH, seconds_of, time_of
 
 # The length of a bucket in seconds, and the default number of buckets, by kind.
 BUCKETS = {"minute": (60, 60), "hour": (3600, 48), "day": (86_400, 30)}
@@ -113,7 +113,25 @@ async def list_runs(call: Call[shapes.RunsQuery, None]) -> shapes.Runs:
         next=None if found.cursor is None else cursor(found.cursor, query),
         why=why,
         searched=found.searched,
+        exact=None if hidden or after is not None else await _exact(call),
     )
+
+
+async def _exact(call: Call[shapes.RunsQuery, None]) -> shapes.RunItem | None:
+    """The run whose id or run_id is what is searched for, whatever the other filters are."""
+    text = (call.query.q or "").strip()
+    if not text or _searches(text) or flaw_of(text, MAX_PATH) is not None:
+        return None
+    found = await call.service.client._base.find(text)
+    if found is None or not call.access.sees(found[0].program):
+        return None
+    row, head, _ = _seen(*found, call.service.redaction(call.access))
+    return shapes.RunItem(**run_item(row, head))
+
+
+def _searches(text: str) -> bool:
+    """Whether a text is a condition on values, rather than the beginning of an id."""
+    return text.startswith(("input", "output", "error")) and "=" in text
 
 
 async def _page(call: Call[shapes.RunsQuery, None], filter: RunFilter, after: str | None) -> RowPage:
@@ -157,7 +175,7 @@ async def run_filter(call: Call[shapes.RunsQuery, None]) -> RunFilter:
     """The filter of a query, for the store."""
     query = call.query
     text = (query.q or "").strip()
-    searches = text.startswith(("input", "output", "error")) and "=" in text
+    searches = _searches(text)
     parked = query.parked is not None
     filter = await call.service.client._queries.filter(
         "runs",

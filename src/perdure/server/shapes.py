@@ -176,6 +176,8 @@ class Runs(Struct, frozen=True):
     why: dict[str, WhyItem]
     searched: int | None = None
     """For a search in values: how many of the newest runs were searched."""
+    exact: RunItem | None = None
+    """The run whose id or run_id is `q`, also if it is not on this page; not with a cursor."""
 
 
 class RunQuery(Query, frozen=True):

@@ -636,6 +636,7 @@ export interface Runs {
   next: string | null;
   why: Record<string, WhyItem>;
   searched: number | null;
+  exact: RunItem | null;
 }
 
 /** A schedule to store. Durations are in seconds. */
