@@ -248,6 +248,33 @@ def test_permissions_and_tokens_are_said(
     assert (unknown.code, "PERDURE_TOKEN" in unknown.err) == (2, True)
 
 
+ITSELF = [
+    ("doctor",),
+    ("token", "ls"),
+    ("token", "new", "--name", "ann", "--may", "read"),
+    ("token", "revoke", "abc"),
+    ("serve", "--port", "0"),
+    ("backup", "copy.db"),
+    ("rebuild", "--dry-run"),
+    ("prune", "--older-than", "3d"),
+    ("migrate", "--status"),
+    ("compact", "s"),
+    ("sweep", "programs.py"),
+    ("worker", "programs.py"),
+]
+
+
+@pytest.mark.parametrize("words", ITSELF, ids=" ".join)
+def test_a_command_that_needs_the_store_itself_says_so(
+    remote: Cli, server: tuple[str, str, dict[str, str]], words: tuple[str, ...]
+) -> None:
+    source = Path(__file__).parents[1] / "server" / "programs.py"
+    (remote.folder / "programs.py").write_text(source.read_text())
+    ended = remote(*words, "--store", server[0])
+    assert ended.code == Exit.STORE
+    assert "here the store itself is needed" in ended.err
+
+
 def test_a_server_that_is_not_there_or_something_else_is_said(remote: Cli) -> None:
     gone = remote("runs", "ls", "--store", "http://127.0.0.1:9/flows")
     assert (gone.code, "http://127.0.0.1:9/flows" in gone.err) == (Exit.STORE, True)

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.cli.exits import Exit
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened_itself
 from perdure.cli.output import clean, table, write_json
 from perdure.client.client import Client
 from perdure.doctor import Check, examine, missing, place, software
@@ -36,7 +36,7 @@ def doctor(
         from perdure.cli.targets import load
 
         programs = [program.name for program in load(module).programs.values()]
-    asked = opened(store)
+    asked = opened_itself(store)
     checks = [*software(), *place(asked)]
     lacking = missing(asked)
     checks += [lacking] if lacking is not None else asyncio.run(_store(asked, programs))

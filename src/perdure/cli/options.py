@@ -124,6 +124,11 @@ def opened(store: str) -> Store:
         from perdure.cli.remote.store import HttpStore
 
         return HttpStore(store)
+    return opened_itself(store)
+
+
+def opened_itself(store: str) -> Store:
+    """As `opened`, for commands that need the store itself: the address of a server raises InvalidStoreUrl."""
     from perdure.stores.open import open_store, with_leases
 
     return with_leases(open_store(store), engine_options(store).get("leases"))

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, opened, settings
+from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, opened_itself, settings
 from perdure.cli.output import log_to_stderr
 
 
@@ -40,4 +40,4 @@ def serve(
 
     log_to_stderr(log_level)
     config = ServeConfig(host, port, tuple(allow_host or ()), trusted, trace_url, metrics)
-    return run(Client(opened(store), structures=StoredPrograms(), redact=settings().redact or ()), config)
+    return run(Client(opened_itself(store), structures=StoredPrograms(), redact=settings().redact or ()), config)

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from perdure.cli.clients import with_client
 from perdure.cli.exits import Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened, seconds
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened_itself, seconds
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.credentials import Credential
 
@@ -42,7 +42,7 @@ def new(
         raise Problem(f"--may {wrong[0]!r} is not a permission; there are {', '.join(PERMISSIONS)}")
     ttl = None if expires is None else seconds(expires, "--expires")
     made = with_client(
-        opened(store),
+        opened_itself(store),
         lambda client: client._credentials.issue(
             "token",
             name,
@@ -66,7 +66,7 @@ def new(
 @app.command
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the tokens that are in force. `used` is when one last signed in, or had an effect."""
-    found, used = with_client(opened(store), _listed_with_use)
+    found, used = with_client(opened_itself(store), _listed_with_use)
     if json:
         write_json([{**_document(one), "used_at": used.get(one.id)} for one in found])
         return
@@ -99,7 +99,7 @@ def revoke(
     json: AsJson = False,
 ) -> int:
     """End a token, and every session that came from it, at once."""
-    revoked = with_client(opened(store), lambda client: client._credentials.revoke("token", token))
+    revoked = with_client(opened_itself(store), lambda client: client._credentials.revoke("token", token))
     if json:
         write_json({"revoked": revoked})
     else:
