@@ -374,6 +374,49 @@ async def eventually_ended(engine: Engine, id: str) -> None:
             await asyncio.sleep(0)
 
 
+@step(queue="gpu")
+async def render(frame: int) -> int:
+    return frame
+
+
+@workflow
+async def film(frame: int) -> int:
+    return await render(frame)
+
+
+async def told(client: Any, id: str, text: str) -> Why:
+    """The reason of a run, once it is this one."""
+    async with asyncio.timeout(PATIENCE):
+        while text not in str(why := await client.why(id)):
+            await asyncio.sleep(0.01)
+    return why  # type: ignore[no-any-return]
+
+
+@on_two_stores
+async def test_a_run_that_waits_for_a_remote_step_says_why_nothing_executes_it(any_store: Store) -> None:
+    async with Engine(any_store, [film], name="w1") as engine:
+        _ = await engine.start(film(1), id="it")
+        await registered(engine, "w1")
+        why = await told(engine, "it", ": ")
+        assert str(why) == "for step render:0 in queue `gpu`: no worker has the step `render` (alive: w1)"
+        assert why.kind == "remote"
+        reasons = await engine.reasons(await engine.list())
+        assert str(why) in map(str, reasons.values())
+
+
+@on_two_stores
+async def test_a_batch_says_what_its_rows_wait_for(any_store: Store) -> None:
+    async with Engine(any_store, [*ALL, film], name="w1") as engine:
+        _ = await engine.start_batch(waits_for_a_while, [[], []], id="rows")
+        why = await told(engine, "rows", "(and 1 more)")
+        assert str(why).startswith("for the items of row:0[0-1]: for signal `go` in row:0[0], at most until ")
+        assert (why.kind, why.until is not None) == ("remote", True)
+        # Through both: the run of the rows waits for the run of a step, which no worker has.
+        _ = await engine.start_batch(film, [[1]], id="films")
+        why = await told(engine, "films", "no worker has the step `render`")
+        assert str(why).startswith("for the items of row:0[0-0]: for step row:0[0]/render:0 in queue `gpu`: ")
+
+
 async def test_a_page_is_explained_with_few_statements_however_many_runs_it_has() -> None:
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, ALL, on_commit=recorded) as engine:

@@ -148,6 +148,19 @@ async def test_why_a_run_waits_names_no_run_that_is_not_seen(engine: Engine) -> 
                 assert ("`shared`" in text, "hidden-holder" in text) == (True, seen), text
 
 
+async def test_why_a_batch_waits_names_no_run_that_is_not_seen(engine: Engine) -> None:
+    _ = await engine.run(holding(), id="hidden-holder", until="rest")
+    batch = await engine.start_batch(contending, [[]])
+    for programs, seen in ((("contending", "contending[]"), False), ((), True)):
+        async with seeing(engine, *programs) as http:
+            async with asyncio.timeout(PATIENCE):
+                while "`shared`" not in (await http.get(f"runs/{batch.run_id}")).text:
+                    await asyncio.sleep(0)
+            listed = (await http.get("runs", params={"why": "true", "program": "contending[]"})).json()["why"]
+            assert ("`shared`" in listed[batch.run_id]["text"]) is True
+            assert ("hidden-holder" in listed[batch.run_id]["text"]) is seen
+
+
 @pytest.mark.parametrize("reuse", ["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running", None])
 async def test_an_id_of_a_run_that_is_not_seen_is_taken(engine: Engine, reuse: str | None) -> None:
     run = await engine.run(theirs("thing"), id="t", until="rest")

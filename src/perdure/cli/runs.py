@@ -37,6 +37,7 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
+from perdure.kernel.chunks import CHUNK
 from perdure.kernel.divergence.recorded_source import code_at, last_command
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Batch, Entry, RunParked, RunResumed, RunStatus, StepStatus, moment
@@ -361,7 +362,8 @@ def _running(steps: Sequence[StepView]) -> list[str]:
         if step.status is StepStatus.UNKNOWN:
             since = "outcome unknown: its owner is gone"
         progress = "" if step.progress is None else f", progress {value_text(step.progress)}"
-        lines.append(f"{step.path}, attempt {last.number}, {since}{progress}  ({_short(step.source)})")
+        source = f"  ({_short(step.source)})" if step.source else ""
+        lines.append(f"{step.path}, attempt {last.number}, {since}{progress}{source}")
     return [*lines, f"and {len(found) - MOST_RUNNING} more"] if len(found) > MOST_RUNNING else lines
 
 
@@ -373,10 +375,13 @@ def _queue(view: RunView) -> str:
 
 
 def _waits_for(wait: WaitView) -> str:
+    if wait.kind == "remote" and wait.name == CHUNK:
+        return f"the items of {wait.path}"
     named = f" `{wait.name}`" if wait.name else ""
     people = f" from {' or '.join(wait.approvers)}" if wait.approvers else ""
     until = f", until {when(wait.deadline)}" if wait.deadline is not None else ""
-    return f"{wait.kind}{named}{people}{until}  ({wait.path} {_short(wait.source)})"
+    what = "a step in queue" if wait.kind == "remote" else wait.kind
+    return f"{what}{named}{people}{until}  ({wait.path} {_short(wait.source)})"
 
 
 def _took(view: RunSummary | StepView) -> str:

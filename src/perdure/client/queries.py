@@ -39,7 +39,16 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.client.why import Why, World, alive, explain, unread, why_ended
+from perdure.client.why import (
+    Why,
+    World,
+    alive,
+    executed_elsewhere,
+    explain,
+    unread,
+    why_ended,
+    with_reason,
+)
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, PerdureError, UsageError
 from perdure.kernel.batches import OP, ROW, BatchInput
 from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_range, joined_outcomes
@@ -98,6 +107,8 @@ JOURNALS_READ = 8 * 1024 * 1024
 TOGETHER = 64 * 1024
 # What comes of folding a journal that no engine could have written.
 _UNREADABLE = (LookupError, AssertionError, msgspec.MsgspecError)
+# For how many runs of a page it is read why those that execute their remote steps make no progress.
+EXECUTORS_READ = 20
 # How many queued runs are counted to say how many are ahead of one.
 QUEUED_READ = 1000
 # How many runs that ask something are read at a time.
@@ -278,6 +289,25 @@ class Queries:
                 why = unread(run, state)
             if why is not None:
                 found[run.run_id] = why
+        remote = [run for run in still if run.run_id in found and found[run.run_id].kind == "remote"]
+        executors = await self._executors(remote, states)
+        reasons = await self._reasons([*executors.values()], budget)
+        for run_id, executor in executors.items():
+            if executor.run_id in reasons:
+                found[run_id] = with_reason(found[run_id], reasons[executor.run_id])
+        return found
+
+    async def _executors(
+        self, runs: Sequence[RunSummary], states: Mapping[str, RunState | Exception]
+    ) -> dict[str, RunSummary]:
+        """The run that executes the remote step, or the items, for which each of these runs waits."""
+        found: dict[str, RunSummary] = {}
+        for run in runs[:EXECUTORS_READ]:
+            state = states.get(run.root)
+            op = executed_elsewhere(state, run.run_id[len(run.root) + 1 :]) if isinstance(state, RunState) else None
+            one = None if op is None else await self._base.store.runs.find(step_key(run.root, op))
+            if one is not None and not one[0].status.finished:
+                found[run.run_id] = run_summary(Loaded(one[0]), one[1])
         return found
 
     async def _states_of(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, RunState | Exception]:

@@ -10,7 +10,7 @@ from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
 from perdure.kernel.chunks import CHUNK
 from perdure.kernel.events import RunStatus, moment
-from perdure.kernel.ids import BATCH, op_name
+from perdure.kernel.ids import BATCH, REMOTE, op_name
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
@@ -68,8 +68,9 @@ class World:
 
     def without(self, program: str, version: str, queue: str) -> str:
         """Why no orchestrator can claim a run of this program and version; empty if one may."""
+        what = f"the step `{program.removeprefix(REMOTE)}`" if program.startswith(REMOTE) else f"`{program}`"
         if not self.orchestrators:
-            return f"no worker has `{program}`: none is alive"
+            return f"no worker has {what}: none is alive"
         for name in self.orchestrators:
             known = self.registered.get(name)
             if known is None or known.may_take(program, version, queue):
@@ -78,7 +79,7 @@ class World:
             return f"no worker has version {version} of `{program}` ({versions})"
         anywhere = any(program.removesuffix(BATCH) in (known.programs or ()) for known in self.registered.values())
         which = f" of queue `{queue}`" if queue and anywhere else ""
-        return f"no worker has `{program}`{which} (alive: {some_of(sorted(self.orchestrators))})"
+        return f"no worker has {what}{which} (alive: {some_of(sorted(self.orchestrators))})"
 
     def versions(self, program: str, queue: str) -> str:
         """The versions of a program that the live orchestrators have, in words; empty if none has it."""
@@ -196,6 +197,16 @@ def _unclaimed(run: RunSummary, state: RunState, world: World) -> Why:
         return Why("program", missing)
     waited = world.now - run.updated_at.timestamp()
     return Why("owner", f"no worker has taken it for {_span(waited)}")
+
+
+def executed_elsewhere(state: RunState, path: str) -> str | None:
+    """The first remote step, or chunk of items, that a run or the child at a path waits for."""
+    return next((op for op, one in state.ops.items() if one.kind == "remote" and _waits(op, one, path)), None)
+
+
+def with_reason(why: Why, of_executor: Why) -> Why:
+    """Why a run waits for another one that executes its step, with why that one makes no progress."""
+    return Why(why.kind, f"{why.text}: {of_executor.text}", of_executor.until or why.until)
 
 
 def _waits(op: str, open_op: OpenOp, path: str) -> bool:

@@ -209,7 +209,7 @@ def _summary(row: RunRow, head: Head) -> RunSummary:
 
 def _why(why: Why, text: Callable[[str], str], access: Access) -> shapes.WhyItem:
     said = why.text
-    if why.kind == "lock" and access.programs is not None:
+    if why.kind in ("lock", "remote") and access.programs is not None:
         said = said.partition(" held by ")[0]  # the holder may be a run that the caller may not see
     return shapes.WhyItem(why.kind, text(said), why.until)
 
