@@ -444,7 +444,7 @@ class Client:
     def schedules(self) -> Sequence[ScheduleView]:
         """All schedules, by id."""
     def flows(self) -> Sequence[FlowView]:
-        """The flows that are stored, by name: which version is the latest of each, and since when."""
+        """The stored flows by name: the latest version of each, and since when it is the latest."""
     def store_flow(self, program: Program) -> str:
         """Store the definition of a flow, as the latest of its name, and return its version."""
     def get_flow(self, name: str) -> Any:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from perdure.cli.dev_messages import Broken, Channel, Loaded
     from perdure.server.shapes import DevState
 
-# A file as it was changed last: when, and its size.
+# By file: the time of its last change, and its size.
 Stamps: TypeAlias = dict[str, tuple[int, int]]
-# How often the files are looked at, how long they must rest, and how long a process gets to leave, in seconds.
+# In seconds: how often files are checked, how long they must be unchanged, and how long a process gets to leave.
 LOOK_EVERY, SETTLE = 0.15, 0.02
 LEAVE_WITHIN = 5.0
 
@@ -90,13 +90,13 @@ async def _develop(config: DevConfig) -> int:
 
 
 async def _check_tokens(config: DevConfig) -> None:
-    """Raise UsageError unless the store has a token: others than this machine reach the host."""
+    """Raise UsageError unless the store has a token, as other machines can reach the host."""
     from perdure.client.client import Client
     from perdure.server.serve import takes_tokens
     from perdure.stores.open import open_store
 
     store = open_store(config.store)
-    # It is created where it is missing, as it is for the code: a token can be made then.
+    # A missing store is created, as an engine would, so that a token can be created in it.
     await store.open(migrate=True)
     try:
         async with Client(store) as client:
@@ -106,7 +106,7 @@ async def _check_tokens(config: DevConfig) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
+    """A listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -127,7 +127,7 @@ class _Process:
     def __init__(self, listener: socket.socket) -> None:
         self._own, control = socket.socketpair()
         self._listener = listener
-        # In a session of its own: Ctrl-C is for this process, which tells the others what to do.
+        # In its own session: Ctrl-C is for this process, which tells the others what to do.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "perdure.cli.dev_process", str(control.fileno())],
             pass_fds=(control.fileno(), listener.fileno()),
@@ -135,18 +135,18 @@ class _Process:
         )
         control.close()
         self.channel: Channel
-        # Set when its runs are handed over, or it has ended.
+        # Set once its runs are handed over, or it has ended.
         self.left = asyncio.Event()
 
     async def connect(self, store: str) -> None:
-        """Be able to talk to it, and have it import all but the code of the user."""
+        """Connect to it, and have it import everything but the user's code."""
         from perdure.cli.dev_messages import Channel, Prepare
 
         self.channel = await Channel.over(self._own)
-        self.channel.send(Prepare(store))  # not an argument: it may hold a password, and arguments are seen by all
+        self.channel.send(Prepare(store))  # not an argument: it may contain a password, and all users can see arguments
 
     async def load(self, module: str, store: str) -> Loaded | Broken | None:
-        """Have it import the module and check the open runs; None if it ended over that."""
+        """Have it import the module and check the open runs; None if it ended meanwhile."""
         from perdure.cli.dev_messages import Broken, Load, Loaded
 
         self.channel.send(Load(module, store))
@@ -154,7 +154,7 @@ class _Process:
         return found if isinstance(found, Loaded | Broken) else None
 
     async def leave(self) -> None:
-        """Have it hand over its runs; by force if it does not."""
+        """Have it hand over its runs; kill it if it does not."""
         from perdure.cli.dev_messages import Stop
 
         self.channel.send(Stop())
@@ -162,11 +162,11 @@ class _Process:
             await asyncio.wait_for(self.left.wait(), LEAVE_WITHIN)
         except TimeoutError:
             pass
-        # What is left of it is the end of a Python process, which nothing has to wait for.
+        # Only the shutdown of its Python is left, and nothing has to wait for that.
         self.kill()
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill it."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -174,7 +174,7 @@ class _Process:
 
 
 class _Developing:
-    """The state of a session: what is executed, what is held back, and what waits."""
+    """The state of a session: the process that executes, the edit that is held back, the process that waits."""
 
     def __init__(self, config: DevConfig) -> None:
         self._config = config
@@ -188,7 +188,7 @@ class _Developing:
         self._took = asyncio.Event()
 
     async def run(self) -> int:
-        """Develop until told to stop."""
+        """Run until told to stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -222,11 +222,11 @@ class _Developing:
             else:
                 forget_bytecode(file for file, stamp in now.items() if seen.get(file) != stamp)
                 await self._take_edit(time.monotonic())
-            # An edit that came meanwhile is the next one.
+            # An edit that was made meanwhile comes next.
             seen = stamps(self._files) | now
 
     async def _changed(self, seen: Stamps) -> Stamps:
-        """Wait for an edit, a decision, or the end of the process that executes; what the files are then."""
+        """Wait for an edit, a decision, or the end of the executing process. Returns the state of the files."""
         while not self._took.is_set():
             await asyncio.sleep(LOOK_EVERY)
             now = stamps(self._files)
@@ -237,7 +237,7 @@ class _Developing:
         return seen
 
     async def _settled(self, now: Stamps) -> Stamps:
-        """Wait until an editor has written all: some remove a file for a moment."""
+        """Wait until the editor has written all files: some editors remove a file for a moment."""
         for _ in range(20):
             before = now
             await asyncio.sleep(SETTLE)
@@ -273,7 +273,7 @@ class _Developing:
             webbrowser.open(url)
 
     async def _take_edit(self, began: float) -> None:
-        """Hold the edit against the open runs, and let it go on if they fit."""
+        """Check the edit against the open runs, and apply it if they fit."""
         from perdure.cli.dev_messages import Loaded
 
         self._discard_held()
@@ -307,7 +307,7 @@ class _Developing:
             await self._replace(process, 0, spare=self._spare)
 
     async def _replace(self, process: _Process, checked: int, spare: _Process | None = None) -> None:
-        """The process that executes leaves, and this one takes its place."""
+        """Replace the executing process by this one."""
         if self._current is not None:
             await self._current.leave()
         await self._go(process, checked=checked, spare=spare)
@@ -348,7 +348,7 @@ class _Developing:
             self._held.kill()
             self._held = None
 
-    # --- what the page shows ----------------------------------------------------------------------------------------
+    # --- for the dashboard ------------------------------------------------------------------------------------------
 
     def _show(
         self,
@@ -376,12 +376,12 @@ class _Developing:
 
 
 def has_screen() -> bool:
-    """Whether a browser that is opened here is seen."""
+    """Whether this machine has a screen on which a browser could be opened."""
     return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def forget_bytecode(files: Iterable[str]) -> None:
-    """Have these modules compiled again: the bytecode of an edit within the same second looks like that of the next."""
+    """Have these modules compiled again: bytecode from before an edit within the same second would look valid."""
     for file in files:
         if file.endswith(".py"):
             with suppress(OSError):
@@ -394,7 +394,7 @@ def existing(files: Iterable[str]) -> set[str]:
 
 
 def stamps(files: Iterable[str]) -> Stamps:
-    """When files were changed last, and their sizes; without those that are gone."""
+    """The times of the last changes of files, and their sizes. Files that are gone are left out."""
     found = {}
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""What `perdure dev` and the processes that it starts tell each other: JSON, a line for each message."""
+"""The messages between `perdure dev` and the processes that it starts: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from perdure.server.shapes import DevState
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Import what an edit will need to be executed on a store."""
+    """Import everything that an edit will need, for a store."""
 
     store: str
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Import a module, and hold the open runs of a store against it."""
+    """Import a module, and check the open runs of a store against it."""
 
     module: str
     store: str
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """It is imported: from these files, and with these programs. `runs` of the `checked` ones do not fit it."""
+    """The module is imported, from these files, with these programs. `runs` of the `checked` ones do not fit it."""
 
     files: list[str]
     programs: list[str]
@@ -35,16 +35,16 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be imported, or not be used."""
+    """The module cannot be imported or used."""
 
     problem: str
     files: list[str]
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Execute runs, and serve the dashboard on the socket with this number. A module that is broken executes none.
+    """Execute runs, and serve the dashboard on the socket with this number. A broken module executes no runs.
 
-    `host` is the address of the socket: where others reach it, callers need a token.
+    `host` is the address of the socket: if other machines can reach it, callers need a token.
     """
 
     listener: int
@@ -57,13 +57,13 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
 
 
 class Show(msgspec.Struct, frozen=True, tag=True):
-    """Show another state of the edited code."""
+    """Show a new state of the edited code."""
 
     state: DevState
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
-    """A person wants the edit to be taken that is held back."""
+    """A person wants the held-back edit to be applied."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -71,12 +71,12 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """The runs are handed over. What follows is the end of the process alone."""
+    """The runs are handed over, and the process is about to end."""
 
 
 Message: TypeAlias = Prepare | Load | Loaded | Broken | Go | Serving | Show | Take | Stop | Left
 
-# A module that parks thousands of runs says so in one line.
+# The longest line: a module may park thousands of runs.
 LINE_LIMIT = 256 * 1024 * 1024
 
 
@@ -92,7 +92,7 @@ class Channel:
         return cls(*await asyncio.open_connection(sock=sock, limit=LINE_LIMIT))
 
     def send(self, message: Message) -> None:
-        """Send a message. To a process that has ended, nothing happens."""
+        """Send a message. Does nothing if the other process has ended."""
         if not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(message) + b"\n")
 
@@ -105,5 +105,5 @@ class Channel:
         return msgspec.json.decode(line, type=Message) if line.endswith(b"\n") else None
 
     def close(self) -> None:
-        """Close it; the other process is told."""
+        """Close it; the other process notices."""
         self._writer.close()

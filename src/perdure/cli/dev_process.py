@@ -1,6 +1,6 @@
 """A process that `perdure dev` starts: it imports the module, checks it, and executes and serves until told to stop.
 
-`python -m perdure.cli.dev_process FD`: FD is the socket on which it is told what to do.
+`python -m perdure.cli.dev_process FD`: FD is the socket on which it receives messages.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from perdure.stores.open import open_store
 
 # The orchestrator's name: the next process takes over the runs of the one before at once.
 NAME = "dev"
-# How long steps get to end when the code changes, in seconds. They are attempted again with the new code.
+# How long steps may continue when the code changes, in seconds. Then they are attempted again with the new code.
 GRACE = 0.5
-# A page that has lost its server asks again so soon.
+# How soon a page that has lost its server reconnects.
 RETRY_MS = 100
 
 
 def prepare(store: str) -> None:
-    """Import what an edit will need, while there is none: then only the code of the user is left to import."""
-    with suppress(PerdureError):  # what is wrong with the store, the first load says
+    """Import everything but the user's code before an edit comes."""
+    with suppress(PerdureError):  # the first load reports problems of the store
         open_store(store)
     for module in ("uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto", "uvicorn.lifespan.off"):
         import_module(module)
 
 
 async def main(control: socket.socket) -> None:
-    """Do what is asked for on a socket, until it is closed or asks to stop."""
+    """Serve the requests on a socket, until it is closed or asks to stop."""
     channel = await Channel.over(control)
     target, store = None, ""
     while True:
@@ -80,7 +80,7 @@ async def main(control: socket.socket) -> None:
 
 
 async def _loaded(channel: Channel, asked: Load) -> Target | None:
-    """Import the module and check the open runs; say what was found."""
+    """Import the module and check the open runs. Returns the message with the findings."""
     before = set(sys.modules)
     try:
         target = load(asked.module)
@@ -96,7 +96,7 @@ async def _loaded(channel: Channel, asked: Load) -> Target | None:
 
 
 async def _check(store: str, target: Target) -> tuple[int, list[Checked]]:
-    """How many runs are open, and those that go on now and would be parked by this code."""
+    """How many runs are open, and which of those that can continue now would be parked by this code."""
     programs, count, found = Programs(target.programs.values()), 0, []
     async with _reading(store, codecs=target.codecs) as client:
         async for run in checked(client, programs):
@@ -107,7 +107,7 @@ async def _check(store: str, target: Target) -> tuple[int, list[Checked]]:
 
 
 def _files(before: set[str], module: str) -> list[str]:
-    """The files of the user that were imported, and the module itself."""
+    """The imported files of the user, including the module itself."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     outside = tuple(f"{folder}{os.sep}" for folder in {own, sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)})
     found = {os.path.abspath(module)} if os.path.exists(module) else set()
@@ -119,7 +119,7 @@ def _files(before: set[str], module: str) -> list[str]:
 
 
 async def _serve(channel: Channel, go: Go, target: Target | None, store: str) -> None:
-    """Execute runs and answer requests until told to stop, or until the other process is gone."""
+    """Execute runs and answer requests until told to stop, or until the other process has ended."""
     async with _opened(target, store) as client:
         application = served(client, go.host)
         service = application.service
@@ -145,14 +145,14 @@ async def _serve(channel: Channel, go: Go, target: Target | None, store: str) ->
 
 
 def served(client: Client, host: str) -> Server:
-    """The application for an address: this machine needs no token, others do."""
+    """The application for an address: other machines need a token, this one does not."""
     if is_loopback(host):
         return app(client)
     return app(client, access=Tokens(client), hosts={host, socket.gethostname()})
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process that has started this one."""
+    """A server that leaves signals to the parent process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -188,7 +188,7 @@ async def _shown(channel: Channel) -> AsyncIterator[DevState]:
 
 
 if __name__ == "__main__":
-    # Python tells bytecode from its source by second and size: an edit could be taken for the one right before it.
+    # Python compares bytecode to its source by second and size, so it could take an edit for the previous one.
     sys.dont_write_bytecode = True
     log_to_stderr("warning")
     asyncio.run(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -149,7 +149,8 @@ def migrate(
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """Continue a run with another version of its flow. What it has done stays done, or it is told what does not fit.
+    """Continue a run with another version of its flow. Finished steps stay finished; anything that does not fit is
+    reported.
 
     A run that failed is tried again. Steps that are under way begin again.
     """
@@ -175,7 +176,7 @@ def migrate(
 
 
 def _flow(which: str, profile: str | None, store: str) -> Flow:
-    """The flow in a file, or one in the store, which is only looked at."""
+    """The flow in a file, or one in the store, for display only."""
     if flow_files(which):
         return load_flow_file(which, profile)
     return with_client(opened(store), lambda client: _stored(client, which), LookedAt())
@@ -194,7 +195,7 @@ async def _stored(client: Client, which: str) -> Flow:
     return flow
 
 
-# --- what differs ---------------------------------------------------------------------------------------------------
+# --- differences ----------------------------------------------------------------------------------------------------
 
 
 def _compared(before: Flow, after: Flow, inside: str = "") -> Iterator[tuple[str, Difference]]:

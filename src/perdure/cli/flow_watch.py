@@ -1,4 +1,4 @@
-"""Flows of a worker whose files change while it works: a changed file is a new version."""
+"""Watch the files of a worker's flows: a changed file is a new version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.errors import FlowInvalid, PerdureError, UsageError
 from perdure.kernel.program import Program
 from perdure.logs import log
 
-# How often files are looked at.
+# How often files are checked.
 SECONDS = 2.0
 
 # A file as it was last seen: when it was written, and its size.
@@ -30,7 +30,7 @@ class FlowFiles:
         self._stamps = self._look()
 
     def changed(self) -> list[Flow]:
-        """The flows that say something else than before. Of a file that is wrong, the flow stays as it was."""
+        """The flows whose definition has changed. If a file is invalid, its flow stays as it was."""
         stamps = self._look()
         if stamps == self._stamps:
             return []
@@ -75,7 +75,7 @@ def _stamp(path: str) -> Stamp | None:
 
 
 async def follow(engine: Engine, target: Target) -> None:
-    """Serve flows anew whenever their files change."""
+    """Serve the new version of a flow whenever its files change."""
     files, changed = FlowFiles(target.source, target.programs.values()), dict[str, Flow]()
     while True:
         await asyncio.sleep(SECONDS)

@@ -1,4 +1,4 @@
-"""Start batches: the rows are written to the store as they are read, and one run is started for all of them."""
+"""Start batches: rows are written to the store as they are read, and one run is started for all of them."""
 
 from __future__ import annotations
 
@@ -117,4 +117,4 @@ def _input(name: str, program: Program | None, row: Any, codec: Codec) -> bytes:
     except (WrongCall, NotDecodable):
         if args:
             raise
-        return codec.encode_inputs(kwargs, "the row")  # it fails when it runs, and the others run all the same
+        return codec.encode_inputs(kwargs, "the row")  # this row fails when it runs, and the others still run

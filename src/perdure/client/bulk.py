@@ -1,4 +1,4 @@
-"""Many runs at once: what became of each is reported, and one that fails keeps no other from its turn."""
+"""One call for many runs: the outcome of each is reported, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.ports.runs import RunFilter
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# How many runs are acted on at a time: their commits are shared, and the loop stays free for the runs.
+# How many runs are handled at a time: few enough to leave the loop free, many enough to share commits.
 AT_ONCE = 100
 UNFINISHED = tuple(status for status in RunStatus if not status.finished)
 _NOTHING_TO_DO = (AlreadyFinished, Finished, Duplicate, NotFound)
@@ -83,7 +83,7 @@ class BulkReport(Generic[T_co]):
 
 
 class Bulk:
-    """Does the same thing to many runs."""
+    """Makes one call for many runs."""
 
     def __init__(self, base: StoreClient, queries: Queries) -> None:
         self._base, self._queries = base, queries
@@ -102,8 +102,7 @@ class Bulk:
     ) -> BulkReport[T]:
         """Call `act` with every run that matches, a few at a time; stop where the store is out of reach, and say where.
 
-        `status` is what the call means where the filters name none. With `latest` only the latest run under an id
-        counts.
+        `status` is the default for filters without a status. With `latest`, only the latest run under an id counts.
         """
         self._base.check_open()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -111,7 +110,7 @@ class Bulk:
         if unknown := sorted(filters.keys() - RunFilters.__annotations__.keys()):
             raise UsageError(f"{what}() has no filter {unknown[0]!r}; it has {', '.join(RunFilters.__annotations__)}")
         given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
-        # No tags, the beginning "" and roots=False leave nothing out. No ids and no status are no run.
+        # Empty tags, the prefix "" and roots=False exclude nothing. Empty ids or statuses match no run.
         if not any(value or name in ("ids", "status") for name, value in given.items()):
             raise UsageError(f"{what}() without a filter would select every run; select some, as in program='fulfil'")
         _ = check_cursor(cursor, what)
@@ -162,7 +161,7 @@ class Bulk:
     ) -> tuple[list[RunRow], str | None]:
         """The next matching runs, and the cursor after them; None at the end.
 
-        Of those that match, `only` these: the cursor says nothing about the others.
+        `only`: leave out other matching runs, which the cursor does not mention.
         """
         page: list[RunRow] = []
         while True:

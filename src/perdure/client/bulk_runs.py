@@ -1,4 +1,4 @@
-"""Runs of `perdure.bulk`, which do one thing to many runs: durable, so that they go on without their caller."""
+"""Runs of `perdure.bulk`: durable bulk actions, which continue without their caller."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from perdure.kernel.values.redact import redacted_row
 from perdure.kernel.values.redaction import Redaction
 from perdure.ports.journal import Head
 
-# How many failures are kept, each with its run.
+# How many failures are kept, with the ids of their runs.
 FAILURES = 1000
 
 Action: TypeAlias = Literal["cancel", "pause", "resume", "retry", "signal"]
-# What an action means where the filters name no status.
+# By action: the statuses if the filters name none.
 STATUSES: dict[Action, tuple[RunStatus, ...]] = {
     "cancel": UNFINISHED,
     "pause": (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING),
@@ -57,17 +57,17 @@ class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
     parked: str | None = None
 
     def given(self) -> RunFilters:
-        """As `list()` takes them."""
+        """The filters as arguments of `list()`."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "parked"}
         found: RunFilters = {name: value for name, value in fields.items() if value}  # type: ignore[assignment]
         return found
 
 
 class BulkRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is done to which runs: to `ids`, or to those that match the filters.
+    """An action on `ids`, or on the runs that match the filters.
 
-    `programs`: only to runs of these. `by` is who asked for it, and `redact` what they do not see of values: their
-    filters do not find it.
+    `programs`: only runs of these programs. `by` is the caller, and `redact` the parts of values that the caller may
+    not see, and that their filters do not find.
     """
 
     action: Action
@@ -83,7 +83,7 @@ class BulkRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """The next runs, by run_id; those that were named and are none; and where to go on, None at the end."""
+    """The next runs, by run_id; the given ids that are no runs; and the cursor of the next page, None at the end."""
 
     run_ids: tuple[str, ...]
     failures: tuple[tuple[str, str], ...] = ()
@@ -91,7 +91,7 @@ class Selected(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What has become of so many runs. `failures` are ids, each with the error; the first of them."""
+    """Counts of handled runs. `failures` has the first failed ids, each with its error."""
 
     done: int = 0
     skipped: int = 0
@@ -100,11 +100,11 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Without the failures."""
+        """The counts, without the failures."""
         return {"done": self.done, "skipped": self.skipped, "failed": self.failed}
 
     def plus(self, other: Progress) -> Progress:
-        """Both together."""
+        """The sum of both."""
         return Progress(
             self.done + other.done,
             self.skipped + other.skipped,
@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class BulkRuns:
-    """Starts bulk runs, and does a page of their work at a time."""
+    """Starts bulk runs, and performs their actions page by page."""
 
     def __init__(
         self, base: StoreClient, queries: Queries, messages: Messages, forks: Forks, starts: Starts, bulk: Bulk
@@ -123,7 +123,7 @@ class BulkRuns:
         self._starts, self._bulk = starts, bulk
 
     async def start(self, request: BulkRequest, id: str | None = None) -> RunHandle[Any]:
-        """Start a run that does it, once under an id. It is executed by any engine."""
+        """Start a run for the action, once under an id. Any engine executes it."""
         _check(request)
         _ = await self._queries.filter("bulk", request.filters.given())
         invocation: Invocation[Any] = Invocation(
@@ -133,7 +133,7 @@ class BulkRuns:
         return await self._starts.start(Start(invocation, id=id, tags=tags))
 
     async def select(self, request: BulkRequest, cursor: str | None) -> Selected:
-        """The next runs that are meant: as they are now, so that a repeated attempt to act on them means the same."""
+        """The next runs to act on, as they are now, so that a repeated attempt acts on the same ones."""
         if request.ids is not None:
             return await self._named(request, int(cursor or 0))
         filters = request.filters.given()
@@ -166,7 +166,7 @@ class BulkRuns:
         return Selected(tuple(run_ids), tuple(failures), str(end) if end < len(ids) else None)
 
     async def act(self, request: BulkRequest, selected: Selected, key: str) -> Progress:
-        """Do it to the selected runs; `key` deduplicates what a repeated attempt does again."""
+        """Act on the selected runs; `key` deduplicates the messages of a repeated attempt."""
         items = await self._bulk.act_on(selected.run_ids, self._action(request, key), 0, dry_run=False)
         failures = [*selected.failures, *((item.id, str(item.error)) for item in items if item.error is not None)]
         skipped = sum(item.skipped for item in items)
@@ -194,7 +194,7 @@ def _may(request: BulkRequest, row: RunRow) -> bool:
 
 
 def _check(request: BulkRequest) -> None:
-    """Raise UsageError for a request that means nothing, or more than it says."""
+    """Raise UsageError for a request without runs or with both ids and filters, or with wrong options."""
     given: Sequence[str] = [*request.filters.given()]
     if (request.ids is None) == (given in ([], ["roots"])):
         raise UsageError("bulk: give the ids of runs, or a filter such as a status or a program")

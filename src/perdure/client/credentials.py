@@ -32,20 +32,20 @@ from perdure.ports.runs import RunFilter
 
 Kind: TypeAlias = Literal["token", "session", "link"]
 _PROGRAMS: dict[Kind, str] = {"token": TOKEN, "session": SESSION, "link": LINK}
-# What a text that is given out begins with, so that scanners for leaked secrets can be told of it.
+# The prefix of every credential's text, which scanners for leaked secrets can search for.
 PREFIX = "perdure"
-# How long a session lasts, and a link at most.
+# How long a session lasts, and the longest life of a link.
 SESSION_SECONDS, LINK_SECONDS = 12 * 3600.0, 90 * 86_400.0
-# The leases that say when tokens were used last.
+# The prefix of the leases that record when tokens were last used.
 _USED, _USED_SECONDS = "token:", 10 * 365 * 86_400.0
 _PAGE = 500
 MAX_TEXT = 200
 
 
 class Credential(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a token, a session or a link allows, and until when. `hash` is the SHA-256 of its secret, in hex.
+    """A token, a session or a link: its permissions and its expiry. `hash` is the SHA-256 of its secret, in hex.
 
-    `token` is the token that a session came from. A link is for one `person`, and answers the question `op` of `run`.
+    `token` is the token of a session. A link is for one `person`, and answers the question `op` of `run`.
     """
 
     id: str
@@ -95,7 +95,7 @@ class Credentials:
         op: str = "",
         person: str = "",
     ) -> Issued:
-        """Make one that expires after `ttl` seconds, or never."""
+        """Create a credential that expires after `ttl` seconds, or never."""
         self._base.check_open()
         if not check_text(name, "the name of a token"):
             raise UsageError("a token has a name, which says what it is for")
@@ -119,7 +119,7 @@ class Credentials:
         return Issued(f"{PREFIX}_{id}_{secret}", made)
 
     async def check(self, kind: Kind, text: str) -> Credential | None:
-        """The credential that a caller presents; None unless it is one of this kind and in force."""
+        """The credential that a caller presents; None unless it is valid and of this kind."""
         found = await self._find(kind, text)
         if found is None or not self._in_force(found):
             return None
@@ -133,7 +133,7 @@ class Credentials:
         return found
 
     async def expired(self, kind: Kind, text: str) -> Credential | None:
-        """As `check`, for one that is not in force any more: what it was."""
+        """As `check`, for a credential that has expired."""
         return await self._find(kind, text)
 
     async def _find(self, kind: Kind, text: str) -> Credential | None:
@@ -151,7 +151,7 @@ class Credentials:
         return not credential.revoked and (credential.expires is None or self._base.clock.now() < credential.expires)
 
     async def note_use(self, credential: Credential) -> None:
-        """Note that a token, or a session that came from one, was used just now."""
+        """Record that a token, or a session of it, was used just now."""
         key = f"{_USED}{credential.token or credential.id}"
         _ = await self._base.leases.acquire(key, _USED, _USED_SECONDS, self._base.clock.now())
 
@@ -161,7 +161,7 @@ class Credentials:
         return {one.key.removeprefix(_USED): moment(one.expires - _USED_SECONDS) for one in live}
 
     async def list(self, kind: Kind) -> list[Credential]:
-        """Those that are in force, the newest first."""
+        """The valid credentials, newest first."""
         self._base.check_open()
         found: dict[str, Credential] = {}
         async for one in self._every(kind):
@@ -169,7 +169,7 @@ class Credentials:
         return [one for one in found.values() if self._in_force(one)]
 
     async def any(self, kind: Kind) -> bool:
-        """Whether there is one that is in force."""
+        """Whether there is a valid credential."""
         return bool(await self.list(kind))
 
     async def _every(self, kind: Kind) -> AsyncIterator[Credential]:
@@ -178,7 +178,7 @@ class Credentials:
                 yield _read(row)
 
     async def revoke(self, kind: Kind, id: str) -> bool:
-        """End one by its id, or a token by its name; False if there is none that is in force."""
+        """Revoke a credential by its id, or a token by its name; False if there is no valid one."""
         if kind == "token":
             id = next((one.id for one in await self.list(kind) if one.name == id), id)
 

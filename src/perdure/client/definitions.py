@@ -1,4 +1,4 @@
-"""Definitions of programs in a store: kept for as long as there may be runs of them. Makes no program itself.
+"""Definitions of programs in a store, kept as long as there may be runs of them. Makes no program itself.
 
 A definition is the input, in a blob, of a run of the built-in program `perdure.flow` that has ended when it begins. So
 every store has them, and backups and copies hold them. One run has the version in its id, and is written once; one has
@@ -45,11 +45,11 @@ class Definitions:
 
     def __init__(self, base: StoreClient) -> None:
         self._base = base
-        # Definitions that are known to be stored, by name and version.
+        # Name and version of definitions that are known to be stored.
         self._known: set[tuple[str, str]] = set()
 
     async def keep(self, program: Program, *, for_one_run: bool = False) -> None:
-        """Store the definition of a program that has one, durably, before a run of it begins.
+        """Store the definition of a program, if it has one, durably before a run of it begins.
 
         A version that was not stored yet becomes the latest of its name, unless it is meant `for_one_run`.
         """
@@ -61,7 +61,7 @@ class Definitions:
     async def store(self, program: Program) -> str:
         """Store the definition of a flow, as the latest of its name, and return its version.
 
-        Where it is the latest already, nothing is written.
+        If it is the latest already, nothing is written.
         """
         self._base.check_open()
         if not isinstance(program, Program) or not program.definition:
@@ -106,7 +106,7 @@ class Definitions:
         return sorted({row.id.removeprefix(f"{STORED}:").partition("@")[0] for row in rows})
 
     async def flows(self) -> Sequence[FlowView]:
-        """The flows that are stored, by name: which version is the latest of each, and since when."""
+        """The stored flows by name: the latest version of each, and since when it is the latest."""
         self._base.check_open()
         found = [
             FlowView(row.id.removeprefix(f"{STORED}:"), row.version, moment(row.created_at))
@@ -116,7 +116,7 @@ class Definitions:
         return sorted(found, key=lambda view: view.name)
 
     async def _rows(self) -> AsyncIterator[RunRow]:
-        """The runs that hold definitions; of those that have a name alone, the latest incarnation."""
+        """The runs that hold definitions; for an id without a version, its latest incarnation."""
         seen = set[str]()
         async for page in pages(self._base.store, RunFilter(program=STORED, limit=_PAGE)):
             for row in page:
@@ -135,8 +135,8 @@ class Definitions:
         return None if found is None else found[0]
 
     async def _put(self, program: Program, *, latest: bool) -> None:
-        """Store a definition; with `latest`, as that which its name stands for."""
-        # The latest first: where this process dies in between, the version is lacking and is stored with the next.
+        """Store a definition; with `latest`, also as the latest of its name."""
+        # The latest first: if this process dies in between, the version is missing, and is stored the next time.
         for id in (*([stored_id(program.name)] if latest else []), stored_id(program.name, program.version)):
             await self._write(program, id)
         self._known.add((program.name, program.version))

@@ -1,4 +1,4 @@
-"""Signatures of programs that this process lacks, as registered by the workers. Refuses input that fits none."""
+"""Signatures of programs that this process lacks, as workers registered them. Refuses input that fits none."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # A call is refused only by what was read after it was made: workers come, with other code.
 KNOWN_SECONDS = 5.0
 UNKNOWN_SECONDS = 0.5
-# How long a start waits at most to find out: it does without rather than fail.
+# How long a start waits for them: after that, it skips the check rather than fail.
 READ_SECONDS = 2.0
 
 
 class Signatures:
-    """The signatures of the programs of the workers that live, read now and then."""
+    """The signatures that live workers have registered, read from time to time."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -35,7 +35,7 @@ class Signatures:
         self._read_at = float("-inf")
         # By name: what each worker that lives has said, None when it has not.
         self._workers: Mapping[str, Registration | None] = {}
-        # By its digest: what the programs of workers take.
+        # By digest: signatures of the programs of workers.
         self._taken: dict[str, Mapping[str, Signature]] = {}
 
     async def check(self, program: str, input: bytes) -> bytes:
@@ -58,7 +58,7 @@ class Signatures:
         return next(iter(named)) if len(named) == 1 else input
 
     async def of(self, program: str) -> Signature | None:
-        """What a program takes, as a worker that has it says; None if none does."""
+        """The signature of a program as a worker registered it; None if none did."""
         await self._read(asyncio.get_running_loop().time() - KNOWN_SECONDS)
         return next(iter(self._known(program).values()), None)
 
@@ -87,7 +87,7 @@ class Signatures:
         return found
 
     def _refusal(self, program: str, misfits: Mapping[str, Misfit]) -> NotDecodable | WrongCall:
-        from perdure.kernel.invocation import WrongCall  # brings the rules in, which reading does without
+        from perdure.kernel.invocation import WrongCall  # imports the rules, which commands that only read do not need
 
         workers = sorted(misfits)
         misfit, signature = misfits[workers[0]], self._known(program)[workers[0]]
@@ -98,7 +98,7 @@ class Signatures:
         return NotDecodable(f"the argument {misfit.argument} of {program}", misfit.type, f"{misfit.reason}; {says}")
 
     async def _read(self, since: float) -> None:
-        """Read what the workers say, unless that was read since a moment."""
+        """Read the registrations, unless they were read after this time."""
         async with self._reading:
             if self._read_at >= since:
                 return

@@ -1,4 +1,4 @@
-"""Every metric there is: the table in docs/telemetry.md and `# HELP` are made of it, the files in deploy/ checked."""
+"""Every metric. The table in docs/telemetry.md and `# HELP` come from here, and tests check deploy/ against it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0, 2_592_000.0)
 COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0)
 
-# Names that are not among the first so many of their kind are counted as this one.
+# The label of all names beyond the first so many of their kind.
 OTHER = "_other"
 MOST_PROGRAMS, MOST_STEPS, MOST_QUEUES = 200, 50, 200
 BOUNDS = {"program": MOST_PROGRAMS, "step": MOST_STEPS, "queue": MOST_QUEUES}
@@ -26,7 +26,7 @@ OUTCOMES = ("succeeded", "failed", "timed_out", "cancelled", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, by its name for OpenTelemetry. `stored`: it is read from the store, and not counted here."""
+    """One metric, by its OpenTelemetry name. If `stored`, it is read from the store and not counted in this process."""
 
     name: str
     kind: Kind
@@ -108,7 +108,7 @@ CATALOGUE = (
     Metric("perdure.build.info", "gauge", "1", ("version", "store", "python"), "Always 1."),
 )
 
-# Attributes of spans. Names of spans have few values; these tell runs apart.
+# Attributes of spans. Names of spans have few values; attributes identify the run.
 SPAN_ATTRIBUTES = (
     "perdure.run.id",
     "perdure.run.run_id",

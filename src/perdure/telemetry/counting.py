@@ -48,7 +48,7 @@ class StepSeries:
 
 
 class CountedRun:
-    """What is remembered of a run in memory: its program, and when its open attempts began."""
+    """The data kept for a run in memory: its program, and when its open attempts began."""
 
     __slots__ = ("began", "program", "schedule", "steps")
 
@@ -82,7 +82,7 @@ class Counting(Probe):
     # --- runs and steps -------------------------------------------------------------------------------------------
 
     def committed(self, driver: Driver, append: Append) -> None:
-        """Count what was recorded. Every step comes through here: no call that is not needed."""
+        """Count recorded events. Every step passes through here, so it makes no unnecessary call."""
         run = self._runs.get(append.run_id)
         if run is None:
             run = self._begin(driver)
@@ -123,7 +123,7 @@ class Counting(Probe):
 
     def _step(self, run: CountedRun, name: str) -> StepSeries:
         found = StepSeries(self._metrics, run.program, name)
-        if found.labels[1] == name:  # not of those that are past the bound, of which there may be any number
+        if found.labels[1] == name:  # not for names beyond the bound, whose number is unlimited
             run.steps[name] = found
         return found
 
@@ -161,7 +161,7 @@ class Counting(Probe):
         self._metrics.count("perdure.runs.parked", (run.program, event.kind))
 
     def appended(self, append: Append) -> None:
-        """Count what happens to runs that are not in memory."""
+        """Count events of runs that are not in memory."""
         row, at = append.row, append.batches[-1].at
         if row is None:
             return
@@ -177,7 +177,7 @@ class Counting(Probe):
     def entered(self, driver: Driver, batches: Sequence[Batch]) -> None:
         """Count why a run came into memory."""
         if driver.run_id in self._runs:
-            return  # its journal was read again
+            return  # a second read of its journal
         self._begin(driver)
         reason = entered_for(batches, driver.state.session)
         if reason != "start":  # counted when the claim is durable
@@ -188,7 +188,7 @@ class Counting(Probe):
         self._runs.pop(run_id, None)
 
     def _ticked(self, step: str, event: StepSucceeded) -> None:
-        """Count a tick, from what the steps of a schedule have found."""
+        """Count a tick, from the results of a schedule's steps."""
         value = {} if event.blob else msgspec.json.decode(event.value)
         if step == "fire" and value.get("outcome") in ("started", "skipped"):
             outcome = "fired" if value["outcome"] == "started" else "skipped"

@@ -1,4 +1,4 @@
-"""The telemetry of one engine: which probes it has, and what they have found."""
+"""The telemetry of one engine: its probes, and their figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAG_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What an open engine knows about itself."""
+    """The gauges of an open engine."""
 
     in_flight: Callable[[], int]
     limit: int
@@ -38,7 +38,7 @@ class Gauges:
 
 
 class EngineTelemetry:
-    """Turns telemetry on and off with its engine. Off, it has no probe, and the engine asks no more than that."""
+    """Turns telemetry on and off with its engine. When off there is no probe, and the engine only checks for that."""
 
     def __init__(
         self, config: Telemetry, store: Callable[[], Store], leases: Callable[[], Leases], clock: Clock
@@ -49,7 +49,7 @@ class EngineTelemetry:
         self._figures: StoreFigures | None = None
         self._gauges: Gauges | None = None
         self._lag: asyncio.TimerHandle | None = None
-        # For readers in other threads: the loop of the open engine, and the reading of the store that they asked for.
+        # For readers in other threads: the loop of the open engine, and the store reading in progress.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: asyncio.Task[Stored] | None = None
         self.spans: Spans | None = None
@@ -57,7 +57,7 @@ class EngineTelemetry:
             self.count()
 
     def trace(self, redaction: Redaction, name: Callable[[], str]) -> Spans | None:
-        """Make spans from now on, if that is on. `name`: the name of the orchestrator."""
+        """Make spans from now on, if they are enabled. `name` is the orchestrator's name."""
         if self._config.spans:
             try:
                 from perdure.telemetry.spans import Spans
@@ -136,12 +136,12 @@ class EngineTelemetry:
         self._lag = loop.call_at(loop.time() + LAG_SECONDS, tick, loop.time() + LAG_SECONDS)
 
     def figures(self, metric: Metric) -> Iterable[tuple[Labels, float | Histogram]]:
-        """The series of a metric, from any thread. Those of the store are of its last reading, and it is read again."""
+        """The series of a metric, from any thread. Figures of the store are from its last reading; the next begins."""
         if not metric.stored:
             return [*self.count().figures(metric)]
         loop, figures = self._loop, self._figures
         if loop is not None and not loop.is_closed():
-            with suppress(RuntimeError):  # it was closed meanwhile
+            with suppress(RuntimeError):  # the engine was closed meanwhile
                 loop.call_soon_threadsafe(self._read_soon)
         return [] if figures is None else [*figures.last.get(metric.name, [])]
 
@@ -150,7 +150,7 @@ class EngineTelemetry:
             self._reading = self._loop.create_task(self.stored())
 
     async def stored(self) -> Stored:
-        """The figures that are read from the store; none where that is off."""
+        """The figures that are read from the store; empty if that is off."""
         if not self._config.store_metrics:
             return {}
         if self._figures is None:

@@ -33,12 +33,12 @@ NAMES = (
     "store.stop",
 )
 
-# Gets the name of the event, its measurements (times in seconds), and what it is about.
+# Gets the name of the event, its measurements (times in seconds), and its metadata.
 Handler: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any]], object]
 
 
 def event_names() -> tuple[str, ...]:
-    """Every event there is, by its full name."""
+    """All events, by their full names."""
     return tuple(PREFIX + name for name in NAMES)
 
 
@@ -63,7 +63,7 @@ class Events(Probe):
     def __init__(self, handler: Handler, wanted: frozenset[str]) -> None:
         self._handler, self._wanted = handler, wanted
         self._known: set[str] = set()
-        # When the attempts under way began, by run and op.
+        # When the open attempts began, by run and op.
         self._began: dict[str, dict[str, tuple[float, int]]] = {}
 
     @property
@@ -87,7 +87,7 @@ class Events(Probe):
         self._tell("workflow.start", {"system_time": at}, {**_of_run(driver), "resumed": resumed})
 
     def committed(self, driver: Driver, append: Append) -> None:
-        """Something of a run is durable."""
+        """Events of a run are durable."""
         if driver.run_id not in self._known:
             self._enter(driver, append.batches[0].at, resumed=False)
         for batch in append.batches:

@@ -1,4 +1,4 @@
-"""`/metrics` on an address of its own, for a process without an HTTP server. Speaks as much HTTP as a scrape needs."""
+"""`/metrics` on its own address, for a process without an HTTP server. Supports only the HTTP that a scrape needs."""
 
 from __future__ import annotations
 

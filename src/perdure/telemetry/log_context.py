@@ -1,4 +1,4 @@
-"""Which run a log record was made in. Formats nothing and stores nothing."""
+"""Adds the current run to log records. Formats nothing and stores nothing."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class LogContext(logging.Filter):
         if body is not None and self._drop and body.replaying:
             return False
         fields: dict[str, Any] = dict.fromkeys(FIELDS, "")
-        # A log call must not fail for what it is told apart by.
+        # A log call must not fail because of its context.
         with suppress(Exception):
             fields |= _of_step() | _trace() if body is None else _of_run(body.run_context())
         for name, value in fields.items():
-            # What the caller gave as `extra` stays, and what was found in the thread that made the record.
+            # Fields that the caller gave as `extra` stay, and so do those that were added in the thread of the log
+            # call.
             record.__dict__.setdefault(name, value)
         return True
 
@@ -57,7 +58,7 @@ def _of_step() -> dict[str, Any]:
 
 
 def _body() -> Any:
-    """The workflow body that this code is part of: it is what runs on a loop of its own. None in any other code."""
+    """The workflow body that this code is part of; only bodies run on a BodyLoop. None in any other code."""
     loop: Any = asyncio._get_running_loop()
     found = getattr(loop, "body", None)
     return found() if callable(found) else None

@@ -16,7 +16,7 @@ class Histogram:
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        # Without infinity, which is where a value goes that is past them all.
+        # Without infinity, the bucket of values above all bounds.
         self.bounds = bounds[:-1]
         self.counts = [0] * len(bounds)
         self.sum = 0.0
@@ -32,7 +32,7 @@ class Histogram:
         return sum(self.counts)
 
 
-# A figure that is read when it is asked for.
+# A figure that is read on demand.
 Reader = Callable[[], Iterable[tuple[Labels, float]]]
 
 
@@ -46,9 +46,10 @@ class Metrics:
         self._names: dict[tuple[str, ...], dict[str, None]] = {}
 
     def bounded(self, kind: str, name: str, of: str = "") -> str:
-        """The name of a program, queue or step as a label: its own, or that of all others once there are too many.
+        """The label for the name of a program, queue or step: the name, or the label of all others once there are too
+        many.
 
-        `of`: the program of a step; each has as many of its own.
+        `of`: the program of a step; each program has its own bound.
         """
         known = self._names.setdefault((kind, of), {})
         if name in known:
@@ -64,7 +65,7 @@ class Metrics:
         series[labels] = series.get(labels, 0) + by
 
     def histogram(self, name: str, labels: Labels = ()) -> Histogram:
-        """A series of a histogram, to be kept by those that count often."""
+        """A series of a histogram. Callers that count often keep it."""
         series = self.histograms[name]
         found = series.get(labels)
         if found is None:
@@ -72,14 +73,14 @@ class Metrics:
         return found
 
     def read_from(self, name: str, reader: Reader) -> None:
-        """Let a gauge be read when it is asked for."""
+        """Have a gauge read on demand."""
         self.readers[name] = reader
 
     def figures(self, metric: Metric) -> Iterator[tuple[Labels, float | Histogram]]:
         """The series of a metric, now."""
         if metric.name in self.readers:
             yield from self.readers[metric.name]()
-        # Copied: they may be read in another thread than they are counted in.
+        # Copied, because they may be read in another thread.
         yield from [*self.counters.get(metric.name, {}).items()]
         yield from [*self.histograms.get(metric.name, {}).items()]
 

@@ -22,7 +22,7 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 
 def register(telemetry: EngineTelemetry, provider: Any = None) -> None:
-    """Make one instrument for each metric, which is read when the SDK exports."""
+    """Make an instrument for each metric. The SDK reads them when it exports."""
     _ = telemetry.count()
     meter = (provider or otel.get_meter_provider()).get_meter("perdure", __version__)
     for metric in CATALOGUE:
@@ -40,7 +40,7 @@ def _callback(
     telemetry: EngineTelemetry, metric: Metric, read: Callable[[Metric, Labels, Any], Iterator[Observation]]
 ) -> Callback:
     def observe(options: CallbackOptions) -> Iterator[Observation]:
-        """In the thread of the SDK."""
+        """Called in the thread of the SDK."""
         for labels, value in telemetry.figures(metric):
             yield from read(metric, labels, value)
 

@@ -1,4 +1,4 @@
-"""Metrics as the text that Prometheus reads. Reads figures, and changes none."""
+"""Metrics in the text format of Prometheus. Changes no figure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lines(metric: Metric, found: Iterable[tuple[Labels, float | Histogram]]) ->
     name = metric.exposed
     series = sorted(found, key=lambda one: one[0])
     if not series and metric.labels:
-        return  # a metric without series says nothing; its help would only be noise
+        return  # without series, the help of a metric would only be noise
     yield f"# HELP {name} {metric.help}"
     yield f"# TYPE {name} {metric.kind}"
     if not series and metric.kind == "counter":

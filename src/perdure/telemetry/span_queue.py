@@ -1,4 +1,4 @@
-"""Finish spans apart from the event loop. An exporter that blocks costs spans, and nothing else."""
+"""Finish spans outside of the event loop, so that an exporter that blocks costs spans and nothing else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from perdure.kernel.values.raised import brief, contained
 from perdure.logs import log
 
-# How many spans wait at most, and how long an engine that closes waits for them.
+# How many spans may wait, and how long an engine that closes waits for them.
 MOST, CLOSING_SECONDS = 4096, 2.0
 
 
 class SpanQueue:
-    """A bounded queue, and a thread that empties it. What there is no room for is dropped, and counted."""
+    """A bounded queue, and a thread that empties it. Spans for which there is no room are dropped and counted."""
 
     def __init__(self) -> None:
         self._most = MOST
@@ -29,7 +29,7 @@ class SpanQueue:
         self.failed = 0
 
     def put(self, work: Callable[[], None]) -> None:
-        """Have this done soon, in another thread."""
+        """Have a call made soon, in the thread."""
         with self._changed:
             if len(self._waiting) >= self._most:
                 self.dropped += 1
@@ -78,7 +78,7 @@ class SpanQueue:
         return len(self._waiting) + self._busy
 
     async def close(self) -> None:
-        """Let what waits be done, for a moment; the thread ends when it is."""
+        """Give the waiting calls a moment to be made; the thread ends after the last of them."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -98,6 +98,6 @@ class SpanQueue:
                 log.warning("telemetry: an exporter did not take %d spans within %g s; they are lost", lost, seconds)
 
     def open(self) -> None:
-        """Take spans again, after a close."""
+        """Accept spans again, after a close."""
         with self._changed:
             self._ending = False

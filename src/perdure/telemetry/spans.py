@@ -106,7 +106,7 @@ class Ids:
 
 
 class Tracer:
-    """Makes spans with given ids through the SDK of the application, which decides what is sampled, once per run."""
+    """Makes spans with given ids through the application's SDK, which decides once per run whether it is sampled."""
 
     def __init__(self) -> None:
         self._tracer: Any = None
@@ -130,7 +130,7 @@ class Tracer:
                     "opentelemetry.trace.set_tracer_provider(TracerProvider(...)) is called"
                 )
             return False
-        # A copy: what is set on it is for the spans of perdure alone.
+        # A copy, so that the changes apply to the spans of perdure only.
         tracer: Any = copy.copy(given)
         self._sampler, self._ids = tracer.sampler, Ids(tracer.id_generator)
         tracer.id_generator, tracer.sampler = self._ids, _always(tracer.sampler)
@@ -138,7 +138,7 @@ class Tracer:
         return True
 
     def samples(self, run_id: str, name: str) -> bool:
-        """Whether a run is recorded that no trace led to. By its derived trace id, so every process says the same."""
+        """Whether a run without a caller's trace is recorded. Follows from its trace id, so all processes agree."""
         decided = self._sampler.should_sample(_NO_CONTEXT, first_trace(run_id), name, SpanKind.CONSUMER, {}, ())
         return bool(decided.decision.is_sampled())
 
@@ -152,7 +152,7 @@ class Tracer:
         at: float | None,
         links: Sequence[Place] = (),
     ) -> Span:
-        """Begin a span. Without a place it gets random ids, and the context of a caller may be its parent."""
+        """Begin a span. Without a place it gets random ids, and the caller's context may be its parent."""
         self._ids.use(place)
         try:
             within = _context(parent) if parent is None or isinstance(parent, Place) else parent
@@ -170,14 +170,14 @@ class Tracer:
 
 
 def _always(sampler: Any) -> Any:
-    """The sampler of the SDK that takes everything: whether a run is recorded has been decided."""
+    """The SDK's sampler that samples everything: whether a run is recorded was decided before."""
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
     return ALWAYS_ON
 
 
 def context_of(place: Place) -> SpanContext:
-    """A place as OpenTelemetry has it."""
+    """A place as a context of OpenTelemetry."""
     state = TraceState.from_header([place.state]) if place.state else None
     return SpanContext(place.trace, place.span, is_remote=place.remote, trace_flags=SAMPLED, trace_state=state)
 
@@ -211,18 +211,18 @@ class TracedRun:
 
     def __init__(self, trail: Trail, program: str, attributes: dict[str, Any]) -> None:
         self.trail, self.program, self.attributes = trail, program, attributes
-        # Its end, until that is durable.
+        # The event of its end, until that is durable.
         self.summary: Summary | None = None
 
 
 class Spans(Probe):
-    """The spans of one engine. Raises nothing to its caller: what fails here costs spans."""
+    """The spans of one engine. It never raises: an error costs spans."""
 
     def __init__(self, gap: float, clock: Clock, redaction: Redaction, name: Callable[[], str]) -> None:
         self._gap, self._clock, self._redaction, self._name = gap, clock, redaction, name
         self._tracer = Tracer()
         self.queue = SpanQueue()
-        # Bounds the names of programs and steps, as those of metrics are.
+        # Bounds the names of programs and steps as metrics do.
         self._names = Metrics()
         # Runs in memory; None for those that are not sampled.
         self._runs: dict[str, TracedRun | None] = {}
@@ -232,7 +232,7 @@ class Spans(Probe):
     # --- starts ---------------------------------------------------------------------------------------------------
 
     def start(self, program: str, given: str | None) -> AbstractContextManager[str] | None:
-        """A span around the start of a run. None if the caller is in no trace: most are in none."""
+        """A span around the start of a run. None if the caller is in no trace, as most are."""
         if not given and trace.get_current_span() is INVALID_SPAN:
             return None
         text = check_trace(given) if given else self._safely(current_trace)
@@ -266,7 +266,7 @@ class Spans(Probe):
         return None if trace.get_current_span() is INVALID_SPAN else self._safely(current_trace) or None
 
     def traced(self, driver: Driver, starts: Sequence[Start]) -> Sequence[Start]:
-        """Runs that this one is about to start, with the trace that they continue, or are linked to."""
+        """The events of runs that this run is about to start, with the trace that they continue or link to."""
         return self._safely(self._traced, driver, starts) or starts
 
     def _traced(self, driver: Driver, starts: Sequence[Start]) -> Sequence[Start]:
@@ -287,7 +287,7 @@ class Spans(Probe):
     # --- runs -----------------------------------------------------------------------------------------------------
 
     def entered(self, driver: Driver, batches: Sequence[Batch]) -> None:
-        """A stored run came into memory. What its dead owner could not export is exported now."""
+        """A stored run came into memory. Spans that its dead owner did not export are made again."""
         self._safely(self._enter, driver, batches)
 
     def _enter(self, driver: Driver, batches: Sequence[Batch]) -> None:
@@ -306,7 +306,7 @@ class Spans(Probe):
         self._export(run, run.trail.from_afar)
 
     def writing(self, driver: Driver, append: Append) -> None:
-        """Make the spans of what is over, before that is durable: after it, no process would make them again.
+        """Make the spans of ended work before the append is durable: afterwards, no process would make them again.
 
         A run is over only when its end is durable: `committed` makes its summary.
         """
@@ -314,14 +314,14 @@ class Spans(Probe):
             self._safely(self._fold, driver, append.batches)
 
     def committed(self, driver: Driver, append: Append) -> None:
-        """Make the summary of a run that has ended."""
+        """Make the summary span of a run that has ended."""
         run = self._runs.get(driver.run_id)
         if run is not None and run.summary is not None:
             self._export(run, [run.summary])
             run.summary = None
 
     def caught_up(self, driver: Driver, batches: Sequence[Batch]) -> None:
-        """Other processes have sent something."""
+        """Events of other processes were read."""
         if self._runs.get(driver.run_id) is not None:
             self._safely(self._fold, driver, batches)
 
@@ -333,7 +333,7 @@ class Spans(Probe):
             self._export(run, [fact for fact in facts if not isinstance(fact, Summary)])
 
     def left(self, run_id: str) -> None:
-        """A run was evicted: nothing of it stays open."""
+        """A run was evicted: end its stretch."""
         run = self._runs.pop(run_id, None)
         if run is not None and run.trail.current is not None:
             self._safely(self._leave, run)
@@ -344,7 +344,7 @@ class Spans(Probe):
             self._export(run, [stretch])
 
     def closed(self) -> None:
-        """The engine is closed, and runs nothing."""
+        """The engine is closed: end all stretches."""
         for attempt in [*self._attempts]:
             self.ended(attempt, TimeoutError("the engine was closed"))
         for run_id in [*self._runs]:
@@ -405,7 +405,7 @@ class Spans(Probe):
         context.run(_make_current, span)
 
     def _stretch(self, driver: Driver, run: TracedRun) -> Stretch | None:
-        """The stretch that is under way; of what is not in the store yet, the one that it begins."""
+        """The present stretch, or the one that the events begin that are not in the store yet."""
         return run.trail.preview(driver.outbox.unsaved_batches())
 
     def ended(self, attempt: Attempt, error: BaseException | None) -> None:
@@ -450,14 +450,14 @@ class Spans(Probe):
     def _step_name(self, run: TracedRun, op: str) -> str:
         return f"step {self._names.bounded('step', _name_in(op), run.program)}"
 
-    # --- what is over ---------------------------------------------------------------------------------------------
+    # --- finished work --------------------------------------------------------------------------------------------
 
     def _export(self, run: TracedRun, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self.queue.put(partial(self._make, run, fact))
 
     def _make(self, run: TracedRun, fact: Fact) -> None:
-        """Make the span of a fact. In the thread of the queue."""
+        """Make the span of a record. Called in the thread of the queue."""
         span: Span
         match fact:
             case Stretch():
@@ -521,7 +521,7 @@ class Spans(Probe):
         return self._redaction.named(attributes) if self._redaction else attributes
 
     def _safely(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What this returns; None if it raises, which is logged once."""
+        """The result of a call; None if it raises, which is logged once."""
         try:
             return work(*arguments)
         except BaseException as error:

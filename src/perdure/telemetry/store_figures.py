@@ -1,4 +1,4 @@
-"""Figures that are the same for every process on a store, read from it when they are asked for. Writes nothing."""
+"""Figures that are the same for all processes of a store, read from it on demand. Writes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPEN = tuple(status for status in RunStatus if not status.finished)
 
 
 class StoreFigures:
-    """Reads them, at most once in five seconds: a scrape each second costs no more."""
+    """Reads the figures, at most once in five seconds, however often they are scraped."""
 
     def __init__(self, store: Callable[[], Store], leases: Callable[[], Leases], clock: Clock) -> None:
         self._store, self._leases, self._clock = store, leases, clock
@@ -40,14 +40,14 @@ class StoreFigures:
         self.last: Stored = {}
 
     async def read(self) -> Stored:
-        """The figures, from the store or of a moment ago. Those of before if the store cannot be reached."""
+        """The figures, at most a few seconds old. If the store cannot be reached, the last ones."""
         loop = asyncio.get_running_loop()
         async with self._reading:
             if loop.time() - self._read_at >= CACHE_SECONDS:
                 try:
                     self.last = await self._figures()
                 except PerdureError:
-                    self.last = {}  # a figure of before would look as if all were well
+                    self.last = {}  # old figures would look as if all were well
                 self._read_at = loop.time()
         return self.last
 

@@ -1,4 +1,4 @@
-"""What a journal says about the spans of a run: which stretches of work there were, and in which traces.
+"""Derive the spans of a run from its journal: its stretches of work, and their traces.
 
 A run is short stretches of work with long rests between them. A stretch begins with the first event of work after a
 rest, and ends when no attempt is under way any more: at a wait, a retry that is not due yet, or the end. All of it,
@@ -65,11 +65,11 @@ _OUTCOMES = (StepSucceeded, AttemptFailed, StepFailed, StepSkipped)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A span as others refer to it."""
+    """A span, as a reference from other spans."""
 
     trace: int
     span: int
-    # The `tracestate` that came with it; and whether it came from outside, so that another process may have made it.
+    # The `tracestate` that came with it. Whether it came from outside, so that another process may have made the span.
     state: str = ""
     remote: bool = False
 
@@ -78,7 +78,7 @@ class Place:
 
 
 def place_of(text: str) -> Place | None:
-    """The place in a `traceparent`, with a tracestate after a space; None for one that names no span."""
+    """The place in a `traceparent`, with a tracestate after a space; None if it names no span."""
     head, _, state = text.partition(" ")
     parts = head.split("-")
     if len(parts) != 4 or not int(parts[1], 16) or not int(parts[2], 16):
@@ -92,13 +92,13 @@ def is_sampled(text: str) -> bool:
 
 
 def derived(size: int, *parts: object) -> int:
-    """The id of a fact, of so many bytes: the same in every process, and never 0."""
+    """An id of so many bytes, derived from a text: the same in every process, and never 0."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=size).digest()) or 1
 
 
 def first_trace(run_id: str) -> int:
-    """The trace of a run that no trace led to."""
+    """The trace of a run that was started outside of any trace."""
     return derived(16, "trace", run_id)
 
 
@@ -123,7 +123,7 @@ class Stretch:
     owner: str
     began: float
     ended: float = 0.0
-    # Its owner died; what it had under way is repeated.
+    # Its owner died, and its open attempts are repeated.
     lost: bool = False
 
 
@@ -153,7 +153,7 @@ class LostAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run, at its end. Times in seconds; `waited` is what was neither worked nor queued."""
+    """A whole run, at its end. Times are in seconds; `waited` is the time that was neither worked nor queued."""
 
     place: Place
     parent: Place | None
@@ -169,13 +169,13 @@ class Summary:
 
     @property
     def waited(self) -> float:
-        """The rest of its time."""
+        """The time that is neither work nor queue."""
         return max(0.0, self.ended - self.began - self.worked - self.queued)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """An attempt whose process made its span, unless it died before that was exported."""
+    """An attempt whose process made its span, unless the process died before the export."""
 
     op: str
     attempt: int
@@ -200,17 +200,17 @@ class _Open:
 
 @dataclass(slots=True)
 class Trail:
-    """Folds the journal of one run. `gap`: how long it may rest and continue in the same trace."""
+    """Folds the journal of one run. `gap`: the longest rest after which the run continues in the same trace."""
 
     run_id: str
     gap: float
-    # The span that led to the run: its parent, or only linked, where the run is a life of its own.
+    # The span that started the run: its parent, or only a link if the run has its own trace.
     cause: Place | None = None
     parent: Place | None = None
     next_seq: int = 0
     current: Stretch | None = None
     last: Stretch | None = None
-    # Outcomes of remote steps that no work has followed: they may have come while the run was not in memory.
+    # Outcomes of remote steps that no work has followed yet: they may have come while the run was not in memory.
     from_afar: list[RemoteAttempt] = field(default_factory=list)
     _created: float = 0.0
     _due: float = 0.0
@@ -219,13 +219,13 @@ class Trail:
     _owner: str = ""
     _session: str = ""
     _released: bool = True
-    # What continues the present trace.
+    # What the spans of the present trace refer to: its root, its first span, open attempts, signals, stretches.
     _root: Place | None = None
     _first: Place | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
     _woken_by: deque[Place] = field(default_factory=lambda: deque(maxlen=MOST_SIGNALS))
     _stretches: deque[Place] = field(default_factory=lambda: deque(maxlen=MOST_STRETCHES))
-    # What has ended, with the time at which its span was made.
+    # The latest ended work, with the times at which its spans were made.
     _recent: deque[tuple[float, Stretch | EndedAttempt | LostAttempt]] = field(
         default_factory=lambda: deque(maxlen=MOST_RECENT)
     )
@@ -236,7 +236,7 @@ class Trail:
     _at: float = 0.0
 
     def fold(self, batches: Iterable[Batch]) -> list[Fact]:
-        """Fold batches that are new; returns what they completed."""
+        """Fold new batches. Returns the records of completed work, for which spans are due."""
         facts: list[Fact] = []
         for batch in batches:
             if batch.seq < self.next_seq:
@@ -304,7 +304,7 @@ class Trail:
             facts.append(self._summary(event, at))
 
     def _from_afar(self, event: AnyEvent) -> bool:
-        """Whether it is the outcome of a remote step, which comes while the run is in memory or not."""
+        """Whether an event is the outcome of a remote step, which may come while the run is not in memory."""
         found = self._open.get(event.op) if isinstance(event, _OUTCOMES) else None
         return found is not None and found.remote
 
@@ -316,14 +316,14 @@ class Trail:
             self.cause = Place(first_trace(started.forked_from), summary_span(started.forked_from))
         if self.cause is None and started.continued_from:
             self.cause = Place(first_trace(started.continued_from), summary_span(started.continued_from))
-        # The run of a remote step is part of what asked for it; others that a run leads to are lives of their own.
+        # The run of a remote step is part of its caller's trace; other runs that a run starts have their own.
         apart = started.forked_from or started.continued_from or (started.parent and started.remote is None)
         self.parent = self._root = None if apart else self.cause
 
     # --- stretches ------------------------------------------------------------------------------------------------
 
     def preview(self, unsaved: Sequence[Batch]) -> Stretch | None:
-        """The stretch of these batches, which are not folded for good yet; the one under way if there are none."""
+        """The stretch that these batches begin or continue; they are not folded. Without any, the present one."""
         if not any(batch.seq >= self.next_seq for batch in unsaved):
             return self.current
         ahead = copy.copy(self)
@@ -365,14 +365,14 @@ class Trail:
         return stretch
 
     def end_now(self, at: float) -> Stretch | None:
-        """The run is evicted. The stretch that was under way, if there is one."""
+        """The run is evicted. Returns its open stretch, if there is one."""
         return None if self.current is None else self._end(at)
 
     def _lose(self, at: float, facts: list[Fact]) -> None:
-        """Another owner has claimed the run: the one before died with what it had under way.
+        """Another owner has claimed the run: the previous owner died with its open attempts.
 
-        Also with what had ended and was not exported yet: the children of such a span may have been. The new owner may
-        die as soon, and leave all of it to the next.
+        It may also have died before it exported ended spans, whose children may be exported. The new owner may die as
+        soon, and leave all of them to the next one.
         """
         died = self._at
         owed = [fact for due, fact in self._recent if due >= died - UNSENT_SECONDS]
@@ -389,7 +389,7 @@ class Trail:
         facts += owed
 
     def _forget(self) -> None:
-        """What the journal told so far was work of the origin of a fork."""
+        """Forget everything so far: it was work of the origin of a fork."""
         self.current = self.last = self._first = self._root = self._claimed = None
         self._epoch = self._count = self._steps = self._attempts = 0
         self._worked, self._session, self._released = 0.0, "", True
@@ -419,11 +419,11 @@ class Trail:
         )
 
     def summary_place(self) -> Place:
-        """Where the summary will be, as far as the journal goes."""
+        """The place of the summary span, as far as the journal is known."""
         parent = self.parent or self._first
         return Place(first_trace(self.run_id) if parent is None else parent.trace, summary_span(self.run_id))
 
 
 def works(event: AnyEvent) -> bool:
-    """Whether an event is work of the owner. An answer comes from a client, and the owner's work follows it."""
+    """Whether an event is work of the owner. An answer comes from a client, and is not."""
     return isinstance(event, _WORK) and not (isinstance(event, WaitResolved) and ":" in event.by)
