@@ -69,6 +69,16 @@ CHANGES = {
         code('await step_inline("note", len, "a")\n    pay(5)  #!'),
         "type",
     ),
+    "beside an inline step of a made name": (
+        code('await step_inline("charge", pay, 5)\n    await step_inline(str(n), len, "a")'),
+        code('pay(5)  #!\n    await step_inline(str(n), len, "a")'),
+        "type",
+    ),
+    "a call in the name of another inline step": (
+        code('await step_inline("charge", pay, 5)\n    await step_inline("note", len, "a")'),
+        code('await step_inline(f"{pay(5)}", len, "a")  #!'),
+        "type",
+    ),
     "beside a call by name": (
         code('await step_inline("charge", pay, 5)\n    if n == 8:\n        await call("other", n)'),
         code('pay(5)  #!\n    if n == 8:\n        await call("other", n)'),
@@ -181,6 +191,23 @@ SAFE_OR_SAID = {
         code('await step_inline("charge", lambda m: pay(m), 5)'),
         None,
     ),
+} | {
+    f"a made name: {call}": (code(call, more), code(f"{call}\n    len('more')", more), None)
+    for call, more in [
+        ('for i in range(2):\n        await step_inline(f"{i}", pay, i)', EFFECT),
+        ("for i in range(2):\n        await step_inline(str(i), pay, i)", EFFECT),
+        ('for i in range(2):\n        await step_inline("x" + str(i), lambda i=i: pay(i))', EFFECT),
+        ('for i in range(2):\n        await step_inline(fn=pay, name=f"{i}:{n}") if n < 7 else n', EFFECT),
+        ('await step_inline("a" if n > 7 else "b", pay, n)', EFFECT),
+        ("def inner():\n        return pay(5)\n    await step_inline(str(n), inner)", EFFECT),
+        ('for k, f in {"a": pay, "b": len}.items():\n        await step_inline(k, f, "1")', EFFECT),
+        ("await step_inline(str(n), charge.fn, n)", f"@step\n{EFFECT}charge = pay\n"),
+        (
+            "await asyncio.gather(*(step_inline(str(i), lambda i=i: pay(i)) for i in range(2)))",
+            f"import asyncio\n{EFFECT}",
+        ),
+        ("await perdure.step_inline(str(n), pay, n)", f"import perdure\n{EFFECT}"),
+    ]
 }
 
 

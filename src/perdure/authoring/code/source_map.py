@@ -36,6 +36,12 @@ from perdure.kernel.values.static import (
     text_of,
 )
 
+# A line and a column; and from one to another.
+Position = tuple[int, int]
+Span = tuple[Position, Position]
+# The arms and the loops of a file, and the second arguments of its calls.
+Structure = tuple[dict[int | Position, Arms], dict[int, tuple[Loop, ...]], dict[Position, Span]]
+
 # The names in op paths of functions of perdure and asyncio.
 _OPS = {
     ("perdure", "sleep"): "sleep",
@@ -176,6 +182,8 @@ class _SourceWalk(Walk):
         self.arms: dict[str, Arms] = {}
         self.loops: dict[str, tuple[Loop, ...]] = {}
         self._files: dict[str, dict[int | tuple[int, int], Arms]] = {}
+        # Of each file, by where the name of a called function ends: where its second argument is.
+        self._seconds: dict[str, dict[Position, Span]] = {}
         self._names: dict[str, str] = {}
         self._read: set[CodeType] = set()
         # What is called as it is, by name; steps that are called, and those whose function is called.
@@ -249,10 +257,12 @@ class _SourceWalk(Walk):
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))
         passed_on = {inner for code in codes for inner in _passed_on(code)}
+        # What is given to `step_inline` as its function, which is called as a step.
+        given: list[Span] = []
         local = {name for code in codes for name in _local_functions(code)}
         for code in codes:
             self._lines_of(code)
-            texts.update(text for text in code.co_consts if isinstance(text, str))
+            texts.update(_texts(code.co_consts))
             found: Any = None
             # How many arguments of `step_inline` are still to be loaded: its name, and then what it calls.
             inline = 0
@@ -267,7 +277,10 @@ class _SourceWalk(Walk):
                 line = position.lineno if position is not None else None
                 at = (line, position.col_offset) if position is not None else None
                 name = str(one.argval)
-                passed = inline == 1 and passes
+                is_given = any(first <= (line or 0, at[1] or 0) < end for first, end in given) if at else False
+                passed = is_given or (inline == 1 and passes)
+                if is_given:
+                    passed_on |= {inner for inner in code.co_consts if _is_made_for(inner, one, name, code)}
                 if inline == 2 and one.opname not in _SAME:
                     is_text = one.opname == "LOAD_CONST" and isinstance(one.argval, str)
                     self.names |= {name} if is_text else set()
@@ -284,6 +297,11 @@ class _SourceWalk(Walk):
                 ):
                     self._plain(name, code, line, "a plain function")
                     found = None
+                elif is_given and one.opname in _ATTRIBUTES:
+                    loaded.add(name)
+                    self.passed.add(name)
+                    found = None
+                    continue
                 elif one.opname in _LOADS:
                     found = _value(function, free, name)
                     if passed:
@@ -292,6 +310,7 @@ class _SourceWalk(Walk):
                         self._refer(name, found, code, line)
                     if _takes_a_name(found):
                         inline, passes = 2, name_of(found) == _INLINE
+                        given += self._given(code, one) if passes else []
                     loaded |= {name, name_of(found) or name}
                     if (text := text_of(found)) is not None:
                         texts.add(text)
@@ -303,6 +322,7 @@ class _SourceWalk(Walk):
                     found = self._attribute(found, name, code, line)
                     if _takes_a_name(found):
                         inline, passes = 2, name_of(found) == _INLINE
+                        given += self._given(code, one) if passes else []
                     self._note(_name(found), code, line, at)
                     found = whole if whole is not None else found
                     continue
@@ -313,6 +333,14 @@ class _SourceWalk(Walk):
                     found = found if one.opname in _SAME else None
                     continue
                 self._note(_name(found), code, line, at)
+
+    def _given(self, code: CodeType, one: Instruction) -> list[Span]:
+        """Where the second argument of the call is, whose function was loaded by an instruction."""
+        position = one.positions
+        if position is None or position.end_lineno is None or position.end_col_offset is None:
+            return []
+        span = self._seconds.get(code.co_filename, {}).get((position.end_lineno, position.end_col_offset))
+        return [] if span is None else [span]
 
     def _attribute(self, owner: Any, name: str, code: CodeType, line: int | None) -> Any:
         """What an attribute is, read without calling properties."""
@@ -380,7 +408,7 @@ class _SourceWalk(Walk):
     def _lines_of(self, code: CodeType) -> None:
         file = code.co_filename
         if file not in self._files:
-            self._files[file], loops_by_line = _structure("".join(linecache.getlines(file)))
+            self._files[file], loops_by_line, self._seconds[file] = _structure("".join(linecache.getlines(file)))
             self.loops.update((self._place(code, line), loops) for line, loops in loops_by_line.items())
         if code not in self._read:
             self._read.add(code)
@@ -401,6 +429,26 @@ def _called_name(owner: Any) -> str:
 def _takes_a_name(found: Any) -> bool:
     """Whether it is `step_inline` or `call`, whose first argument is a name."""
     return name_of(found) in BY_NAME and defined_in(found).startswith("perdure.")
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """The texts among the constants of a function, also those in tuples of them."""
+    for one in constants:
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, tuple | frozenset):
+            yield from _texts(one)
+
+
+def _is_made_for(inner: Any, one: Instruction, name: str, code: CodeType) -> bool:
+    """Whether an instruction loads an inner function, by its name or as it is written there."""
+    if not isinstance(inner, CodeType):
+        return False
+    return one.argval is inner or (
+        one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK")
+        and inner.co_name == name
+        and not _is_of_closure(one, code)
+    )
 
 
 def _in_any_folder(place: str) -> str:
@@ -482,19 +530,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)
 
 
-def _structure(source: str) -> tuple[dict[int | tuple[int, int], Arms], dict[int, tuple[Loop, ...]]]:
-    """The arms and the loops of a file; none if it cannot be read."""
+def _structure(source: str) -> Structure:
+    """The arms and the loops of a file, and the second arguments of its calls; none if it cannot be read."""
     try:
         return _read_structure(source)
     except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
-        return {}, {}
+        return {}, {}, {}
 
 
 # Fixes are tried on copies of a program, whose files are the same.
 @functools.lru_cache(maxsize=4)
-def _read_structure(source: str) -> tuple[dict[int | tuple[int, int], Arms], dict[int, tuple[Loop, ...]]]:
+def _read_structure(source: str) -> Structure:
     tree = parse(source)
-    return _arms(tree), _loops(tree)
+    return _arms(tree), _loops(tree), _seconds(tree)
 
 
 def _arms(tree: ast.Module) -> dict[int | tuple[int, int], Arms]:
@@ -523,6 +571,20 @@ def _loops(tree: ast.Module) -> dict[int, tuple[Loop, ...]]:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             for line in range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1):
                 found[line] = ((node.lineno, node.body[-1].end_lineno or 0), *found.get(line, ()))
+    return found
+
+
+def _seconds(tree: ast.Module) -> dict[Position, Span]:
+    """Where the second argument of each call is, or the one named `fn`, by where the name of what is called ends."""
+    found: dict[Position, Span] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            named = [one.value for one in node.keywords if one.arg == "fn"]
+            starred = any(isinstance(one, ast.Starred) for one in node.args[:2])
+            for second in named or ([] if starred else node.args[1:2]):
+                at = node.func.end_lineno or 0, node.func.end_col_offset or 0
+                end = second.end_lineno or 0, second.end_col_offset or 0
+                found[at] = (second.lineno, second.col_offset), end
     return found
 
 
