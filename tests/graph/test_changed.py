@@ -120,7 +120,16 @@ PARKS = {
         [node(_text, name="a"), ask(), node(_other, inputs={"first": "a", "second": "ask"})],
         ("the argument first of _other:0", "str"),
     ),
-    "a node that has become a question": (PLAIN, [interrupt(name="a")(lambda x: x), *PLAIN[1:]], ("a:0",)),
+    "a node that has become a question": (
+        PLAIN,
+        [interrupt(name="a")(lambda x: x), *PLAIN[1:]],
+        ("a:0", 'Graph(version="...")'),
+    ),
+    "a gate before a node that has run, which chooses another": (
+        PLAIN,
+        [route(targets=["other", "a"], name="gate", inputs={"x": "x"})(lambda x: "other"), add("other"), *PLAIN],
+        ("The node 'a' has run, and now is skipped: gate:0 chose other.", 'Graph(version="...")'),
+    ),
 }
 
 

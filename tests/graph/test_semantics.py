@@ -587,6 +587,23 @@ async def test_a_graph_that_continues_runs_all_that_does_not_need_what_failed() 
     assert "breaks" in (ran["needs_it:0"].skipped_by or "")
 
 
+async def test_what_needs_something_blocked_says_that_it_was_blocked() -> None:
+    @route(targets=["chosen", END])
+    def gate(needs_it: int) -> object:
+        return END
+
+    @node
+    def chosen(x: int) -> int:
+        return x
+
+    for on_failure in ("stop", "continue"):
+        options: Any = {"on_failure": on_failure}
+        ran = await run(Graph([breaks, needs_it, gate, chosen], name="g", **options), x=1)
+        assert ran["needs_it:0"].reason == "breaks:0 failed"
+        assert ran["gate:0"].reason == "needs_it:0 was blocked"
+        assert ran["chosen:0"].reason == "gate:0 was blocked"
+
+
 @pytest.mark.parametrize("on_failure", ["stop", "continue"])
 async def test_a_step_keeps_its_own_policy_whatever_runs_beside_it(on_failure: Any) -> None:
     @node

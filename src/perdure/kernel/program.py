@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from perdure.errors import UsageError
 from perdure.kernel.commands import UNDECODED, Command
+from perdure.kernel.divergence.advice import OF_WORKFLOWS
 from perdure.kernel.divergence.model import Divergence, OpView, Raised
 from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
@@ -38,6 +39,8 @@ class Execution(Protocol):
 
     # Whether only values order its ops: then new ops may begin beside those in the journal.
     by_data: bool = False
+    # How its program says its version, for advice.
+    register: str = OF_WORKFLOWS
     # What `patched()` has returned, for its steps.
     patches: Mapping[str, bool] = MappingProxyType({})
 

@@ -819,7 +819,11 @@ class Replay:
         ]
         arguments = [str(change) for change in found]
         return Evidence(
-            recorded, [commanded_op(command) for command in pending], inserted=inserted, arguments=arguments
+            recorded,
+            [commanded_op(command) for command in pending],
+            inserted=inserted,
+            arguments=arguments,
+            register=self.execution_of(recorded.path)[0].register,
         )
 
 

@@ -15,6 +15,9 @@ from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.hints import did_you_mean
 
+# How a graph says its version.
+OF_GRAPHS = 'Graph(version="...")'
+
 
 def explain(
     plan: Plan,
@@ -23,10 +26,12 @@ def explain(
     had_turn: Callable[[int], bool],
     has_ended: Callable[[int], bool],
     began: Callable[[str], bool],
+    why_not: Callable[[int, str], str],
 ) -> Divergence | None:
     """Why the plan does not ask for a recorded op; None where the op itself, its kind or arguments, has changed.
 
-    `had_turn` and `has_ended` say how far a node has come, `began` whether the journal has an op.
+    `had_turn` and `has_ended` say how far a node has come, `began` whether the journal has an op, `why_not`
+    for what reason a node did not run in a turn; empty if it ran.
     """
     name, _, turn = op.partition(":")
     numbers = {node.name: number for number, node in enumerate(plan.nodes)}
@@ -44,7 +49,9 @@ def explain(
     number = numbers[name]
     node = plan.nodes[number]
     if had_turn(number):
-        return None
+        reason = why_not(number, turn)
+        title = f"The node {name!r} has run, and now is skipped: {reason}."
+        return Divergence("branch", recorded.path, title, recorded, None, _ways(recorded.path)) if reason else None
     before = dict.fromkeys([*(output.node for output in outputs_of(node)), *node.gates, *node.after])
     waits = [one for one in before if one != number and not has_ended(one)]
     new = [one for one in waits if not began(f"{plan.nodes[one].name}:{turn}")] or waits
@@ -58,7 +65,7 @@ def explain(
 
 
 def _ways(op: str) -> str:
-    return ways(op).replace('@workflow(version="...")', 'Graph(version="...")')
+    return ways(op, OF_GRAPHS)
 
 
 # --- where values come from -----------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.changes import explain
+from perdure.authoring.dataflow.changes import OF_GRAPHS, explain
 from perdure.authoring.dataflow.lists import LongLists, Reader, Readers, Unread
 from perdure.authoring.dataflow.lookup import BLOCKED, DONE, FAILED, OPEN, SKIPPED, WAITING, Lookup
 from perdure.authoring.dataflow.maps import ChunkMap, Column, ItemMap, chunk_size, columns_of, most_failures, window_of
@@ -148,6 +148,7 @@ class DataflowExecution(Execution):
 
     # It asks for an op as soon as the op's values are there, so the order varies: see `Execution`.
     by_data = True
+    register = OF_GRAPHS
 
     # Whether it is a chunk of a map; the map is recorded in another run.
     _is_chunk = False
@@ -276,6 +277,7 @@ class DataflowExecution(Execution):
             lambda number: status[number] != WAITING,
             lambda number: status[number] > OPEN,
             self._past.began,
+            lambda number, turn: self._reasons.get(number, "") if str(self._turns[number] - 1) == turn else "",
         )
 
     def retires(self, op: str) -> bool:
@@ -561,8 +563,7 @@ class DataflowExecution(Execution):
             self._not_run(number, op, status, self._op(missing), self._why_missing(missing))
 
     def _why_blocked(self, lost: int) -> str:
-        blocked = self._plan.jobs and self._status[lost] == BLOCKED
-        return f"{self._op(lost)} {'was blocked' if blocked else 'failed'}"
+        return f"{self._op(lost)} {'was blocked' if self._status[lost] == BLOCKED else 'failed'}"
 
     def _why_no_data(self) -> str:
         return f"{self._op(self._no_data)} found no data"
@@ -576,7 +577,7 @@ class DataflowExecution(Execution):
             self._readers[producer] -= 1
         failed = next((gate for gate in node.gates if self._status[gate] >= FAILED), None)
         if failed is not None:
-            self._not_run(number, op, BLOCKED, self._op(failed), f"{self._op(failed)} failed")
+            self._not_run(number, op, BLOCKED, self._op(failed), self._why_blocked(failed))
         else:
             gate = node.gates[0]
             words = "was skipped" if self._status[gate] == SKIPPED else f"chose {self._shown(gate)}"

@@ -6,8 +6,10 @@ from textwrap import fill
 
 from perdure.kernel.divergence.model import OpView
 
+# How a program in code says its version.
+OF_WORKFLOWS = '@workflow(version="...")'
 _WAYS = """\
-Put the old code back, or register both: give the new one a version, @workflow(version="...").
+Put the old code back, or register both: give the new one a version, {register}.
 The run then continues by itself, and keeps everything.
 Or continue with the new code:
   perdure resolve ID --before {op}
@@ -63,9 +65,9 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     return f"{_upper(new)} was inserted before {old}."
 
 
-def ways(op: str) -> str:
-    """How a run can go on that does not fit at an op, and what each way keeps."""
-    return _WAYS.format(op=op)
+def ways(op: str, register: str = OF_WORKFLOWS) -> str:
+    """How a run can go on that does not fit at an op, what each way keeps, and how its code would `register` both."""
+    return _WAYS.format(op=op, register=register)
 
 
 def _ids(recorded: OpView, current: OpView) -> tuple[str, str] | None:

@@ -26,7 +26,7 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
-from perdure.kernel.divergence.advice import title_for, ways
+from perdure.kernel.divergence.advice import OF_WORKFLOWS, title_for, ways
 from perdure.kernel.divergence.model import Divergence, OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import (
@@ -70,6 +70,8 @@ class Evidence(msgspec.Struct, frozen=True):
     raised_before: Sequence[Raised] = ()
     # The arguments that the recorded op and the one in its place differ in, as text.
     arguments: Sequence[str] = ()
+    # How the program says its version.
+    register: str = OF_WORKFLOWS
 
 
 def recorded_op(event: AnyEvent) -> OpView | None:
@@ -179,7 +181,14 @@ def explain(evidence: Evidence) -> Divergence:
     title = title_for(change, recorded, current)
     arguments = tuple(evidence.arguments) if change == "inputs" else ()
     return Divergence(
-        change, recorded.path, title, recorded, current, ways(recorded.path), last=last, arguments=arguments
+        change,
+        recorded.path,
+        title,
+        recorded,
+        current,
+        ways(recorded.path, evidence.register),
+        last=last,
+        arguments=arguments,
     )
 
 
