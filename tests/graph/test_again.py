@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, ForkRefused, Retry, RunStatus, UsageError, connect
+from perdure import AlreadyExists, Engine, ForkRefused, Retry, RunStatus, UsageError, connect
 from perdure.graph import END, Graph, interrupt, node, route
 from perdure.kernel.events import RunFinished
 from perdure.ports.journal import Append
@@ -248,6 +248,27 @@ async def test_a_graph_that_starts_again_with_memo_runs_only_what_has_other_argu
         CALLS.clear()
         assert (await engine.run(second(x="9", y="2"), id="elsewhere", memo=True)).output == "c(a(9),b(2))"
         assert CALLS == ["a", "b", "c"]
+
+
+async def test_a_start_with_memo_does_what_reuse_says() -> None:
+    @node
+    def a(x: int) -> int:
+        CALLS.append(f"a {x}")
+        if x < 0:
+            raise ValueError(x)
+        return x
+
+    graph = Graph([a], name="m", output=a)
+    async with OPEN("memory://", [graph]) as engine:
+        for id, x in (("done", 1), ("failed", -1)):
+            await engine.run(graph(x=x), id=id)
+        for reuse in ("reject_duplicate", "allow_if_failed"):
+            with pytest.raises(AlreadyExists, match=f"reuse='{reuse}'"):
+                await engine.start(graph(x=2), id="done", memo=True, reuse=reuse)
+        kept = await engine.run(graph(x=2), id="done", memo=True, reuse="return_existing")
+        again = await engine.run(graph(x=2), id="failed", memo=True, reuse="allow_if_failed")
+        assert (kept.output, again.output) == (1, 2)
+        assert (await engine.run(graph(x=2), id="done", memo=True, reuse="terminate_running")).output == 2
 
 
 async def test_the_values_of_a_run_are_there_by_name_now_and_as_they_were() -> None:

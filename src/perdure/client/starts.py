@@ -191,7 +191,8 @@ class Starts:
             raise UsageError("start(memo=True) takes the id of the run before, and no queue, debounce or delay")
         found = await self._base.store.runs.find(check_id(request.id))
         before = found[0] if found is not None and not found[0].root else None
-        if before is None or not before.status.finished or before.program != program.name:
+        refused = before is not None and request.reuse and decide(request.reuse, before.status) != "create"
+        if before is None or refused or not before.status.finished or before.program != program.name:
             return await self.start(replace(request, memo=False), traced=True)
         starting = await self._starting(request)
         starting.incarnation = before.incarnation + 1
