@@ -85,7 +85,10 @@ class MetricsListener:
         try:
             text = (await self._read()).encode()
         except Exception as error:
-            log.error("the metrics could not be read", exc_info=contained(error))
+            log.error(
+                "telemetry: a scrape failed: the metrics could not be read; runs are not affected",
+                exc_info=contained(error),
+            )
             return _response("500 Internal Server Error", b"the metrics could not be read; see the log\n")
         answer = _response("200 OK", text, f"Content-Type: {CONTENT_TYPE}\r\n")
         return answer[: -len(text)] if method == b"HEAD" else answer
