@@ -287,3 +287,15 @@ async def test_an_engine_that_comes_back_without_a_program_parks_its_runs_and_sa
 def test_who_comes_after_whom(name: str, owner: str, after: bool) -> None:
     assert follows(name, owner) is after
     assert follows(name, owner, has_program=True) is (after or name.startswith("h:perdure:"))
+
+
+async def test_a_batch_of_a_known_program_is_not_told_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    async with Engine(store, [patient, known], recovery=AT_ONCE) as engine:
+        _ = await engine.start_batch(patient, [[1]], id="patient")
+    caplog.clear()
+    async with Engine(store, [patient], recovery=AT_ONCE):
+        assert "does not have" not in caplog.text
+    async with Engine(store, [known], recovery=AT_ONCE):
+        assert "does not have: patient; they wait" in caplog.text
+        assert "Engine(store, [..., patient])" in caplog.text

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from perdure.errors import StoreUnavailable
+from perdure.kernel.chunks import MAP
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import BUILT_IN, REMOTE
+from perdure.kernel.ids import BATCH, BUILT_IN, REMOTE
 from perdure.kernel.program import Program
 from perdure.logs import log
 from perdure.orchestrator.membership import Membership
@@ -144,7 +145,9 @@ class Takeover:
         found = await session.store.runs.programs()
         programs = session.programs
         known = {*programs, *programs.defined}
-        unknown = [name for name in found if name not in known and not name.startswith(REMOTE)]
+        # A batch of a program comes with it, and so do the runs of its items.
+        names = dict.fromkeys(name.removesuffix(BATCH) for name in found if not name.startswith((REMOTE, MAP)))
+        unknown = [name for name in names if name not in known]
         inside = _names_inside(programs.values()) if unknown else ()
         unknown = [name for name in unknown if name not in inside]
         if unknown:
