@@ -364,6 +364,7 @@ class Engine(Client):
             rules=self._rules,
             serves=self._serves,
             definitions=self._defined_programs,
+            redaction=self._base.redaction,
             config=self._service_config.orchestrator,
         )
         self.superseded = orchestrator.session.retired

@@ -257,6 +257,23 @@ async def test_log_lines_show_nothing_that_is_redacted(caplog: pytest.LogCapture
     assert PASSWORD in caplog.text, "an engine that is closed has no say"
 
 
+async def test_the_log_line_of_a_failed_attempt_does_not_repeat_an_argument(caplog: pytest.LogCaptureFixture) -> None:
+    @step
+    async def refuse(password: str, told: str) -> None:
+        raise ValueError(f"{'x' * 150} refused {password}, as was {told}")
+
+    @workflow
+    async def refused(password: str) -> None:
+        await refuse(password, password.upper())
+
+    caplog.set_level(logging.INFO, "perdure")
+    async with Engine("memory://", [refused], redact=REDACT) as engine:
+        _ = await (await engine.start(refused(PASSWORD))).outcome()
+    (line,) = [one for one in caplog.messages if "attempt 1 failed" in one]
+    assert "refused [redacted], as was" in line
+    assert PASSWORD not in line
+
+
 async def test_settings_say_what_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     from perdure import InvalidSettings
 

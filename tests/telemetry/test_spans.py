@@ -66,7 +66,7 @@ def add_in_thread(n: int) -> int:
 
 @step(retry=Retry(attempts=2, initial=0.0))
 async def fail(card: str) -> None:
-    raise ValueError(f"declined, card={card}")
+    raise ValueError(f"declined {card}, card={card}")
 
 
 @workflow
@@ -229,7 +229,9 @@ async def test_failed_attempts_say_how_and_redact_what_is_redacted(sdk: Collecte
         assert attribute(attempt, "error.type") == "builtins.ValueError"
         [event] = attempt.events
         assert event.name == "exception"
-        assert "4111" not in str(dict(event.attributes or {}).get("exception.message"))
+        said = dict(event.attributes or {})
+        assert "declined [redacted], card=[redacted]" in str(said["exception.message"])
+        assert "4111" not in str(said)
     assert summaries(sdk, "failing")[0].status.status_code is StatusCode.ERROR
 
 

@@ -44,8 +44,9 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import MAX_REASON, check_text, step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
-from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild, type_name
+from perdure.kernel.values.failures import describe, is_any_of, rebuild, type_name
 from perdure.kernel.values.raised import contained
+from perdure.kernel.values.redact import taken_of_call
 from perdure.logs import log
 
 if TYPE_CHECKING:
@@ -345,7 +346,9 @@ class Attempts:
         event = failed(self._state, call, failure, retryable, now)
         if log.isEnabledFor(logging.INFO):
             assert self._state.started is not None
-            log.info("%s", _log_line(self._state.started, event, failure, spec.retry.attempts, now))
+            redaction = self._services.redaction
+            said = redaction.text(str(failure), taken_of_call(call.command, self._state.started, redaction))
+            log.info("%s", _log_line(self._state.started, event, said, spec.retry.attempts, now))
         return event
 
     def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
@@ -407,7 +410,7 @@ class Attempts:
 
 
 def _log_line(
-    started: RunStarted, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, allowed: int, now: float
+    started: RunStarted, event: AttemptFailed | StepFailed | StepSkipped, said: str, allowed: int, now: float
 ) -> str:
     """A failed attempt in one line, for an operator: of which run, how it failed, and what follows."""
     run, op, remote = started.id, event.op, started.remote
@@ -423,7 +426,7 @@ def _log_line(
         follows = "its fallback is called" if event.fallback else f"next attempt in {after}"
     elif isinstance(event, StepSkipped):
         follows = "the step is skipped"
-    said = str(failure).partition("\n")[0]
+    said = said.partition("\n")[0]
     said = said if len(said) <= 200 else f"{said[:199]}…"
     # Escape control characters of the message.
     error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)

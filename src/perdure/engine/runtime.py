@@ -15,6 +15,7 @@ from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Writer
 from perdure.kernel.streams import IMMEDIATE, StreamMode
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.redaction import Redaction
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 
@@ -50,6 +51,8 @@ class Services:
     resources: Resources = field(default_factory=Resources)
     # Telemetry; empty unless it is on.
     probes: Probes = field(default_factory=Probes)
+    # What is taken out of log lines.
+    redaction: Redaction = field(default_factory=Redaction)
     closing: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     thread: int = field(default_factory=threading.get_ident)

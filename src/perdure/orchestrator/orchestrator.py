@@ -39,6 +39,7 @@ from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
+from perdure.kernel.values.redaction import Redaction
 from perdure.logs import log
 from perdure.orchestrator.catch_up import CatchUp
 from perdure.orchestrator.inbox import Inbox
@@ -95,6 +96,7 @@ class Orchestrator:
         serves: Sequence[str] | None = None,
         threads: int | None = None,
         definitions: DefinedPrograms | None = None,
+        redaction: Redaction | None = None,
         config: OrchestratorConfig = OrchestratorConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.session = session = Session(name, store, programs, clock, recovery, serves, observer, config)
@@ -125,6 +127,7 @@ class Orchestrator:
             session.sources.store,
             self.definitions,
             probes=observer.probes,
+            redaction=redaction or Redaction(),
         )
         self.turns = Turns(store.leases, clock, holder(name, session.id))
         self.snapshots = SnapshotReader(store, recovery.snapshot)

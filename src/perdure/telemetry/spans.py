@@ -49,6 +49,7 @@ from perdure.kernel.ids import BUILT_IN, check_trace, step_key
 from perdure.kernel.plan import Start
 from perdure.kernel.values.failures import Failure, type_name
 from perdure.kernel.values.raised import contained
+from perdure.kernel.values.redact import taken_of_call
 from perdure.kernel.values.redaction import Redaction
 from perdure.logs import log
 from perdure.ports.clock import Clock
@@ -430,8 +431,11 @@ class Spans(Probe):
         span.set_status(Status(StatusCode.ERROR, kind))
         event = {"exception.type": kind}
         if not attempt.call.command.spec.secrets:  # else the message may hold one
-            event["exception.message"] = self._redaction.text(message[:2000])
-            event["exception.stacktrace"] = self._redaction.text(stack[-16_000:])
+            command, driver = attempt.call.command, cast("Driver", attempt.context.owner)
+            removed = taken_of_call(command, driver.state.started, self._redaction)
+            # Redacted before they are cut off: a part of a value is not found.
+            event["exception.message"] = self._redaction.text(message, removed)[:2000]
+            event["exception.stacktrace"] = self._redaction.text(stack, removed)[-16_000:]
         span.add_event("exception", event, _nanoseconds(at))
 
     def _of_attempt(self, run: TracedRun, op: str, attempt: int, source: str, epoch: int, owner: str) -> dict[str, Any]:

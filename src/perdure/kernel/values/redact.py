@@ -13,6 +13,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.errors import UsageError
+from perdure.kernel.commands import RunStep
 from perdure.kernel.divergence.recorded_source import source_ids
 from perdure.kernel.events import (
     AnyEvent,
@@ -32,6 +33,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.history.capsule import Capsule
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.arguments import names_of as names_of_call
 from perdure.kernel.values.limits import blob_id
 from perdure.kernel.values.redaction import REDACTED, Redaction, Removed
 
@@ -78,6 +80,17 @@ def _anonymous(event: AnyEvent) -> AnyEvent:
     if isinstance(event, RunParked) and event.kind in ("diverged", "undecodable"):
         return replace(event, reason=f"{event.kind} ({REDACTED})", divergence=None)
     return event
+
+
+def taken_of_call(command: RunStep, started: RunStarted | None, redaction: Redaction) -> Removed:
+    """What is taken out of the arguments of a step and of the input of its run: an error of the step may repeat it."""
+    removed = Removed()
+    if redaction:
+        names = names_of_call(command)
+        _ = redaction.value(bytes(command.inputs), command.op, arguments=names, removed=removed)
+        if started is not None:
+            _ = without_values(started, redaction, removed)
+    return removed
 
 
 def without_values(
