@@ -288,6 +288,13 @@ def test_an_exception_of_a_recorded_step_that_is_raised_again_later_is_not_to_bl
     assert (why.change, why.op) == (change, "refund:0"), why
 
 
+def test_a_body_that_ends_the_run_on_purpose_takes_another_branch(tmp_path: Path) -> None:
+    text = "from perdure import bail\na = await charge(n)\nif a {} 5:\n    bail('too little')\nawait mail(n)"
+    why = Change(tmp_path, text.format("<"), text.format(">")).first()
+    assert (why.change, why.op) == ("branch", "mail:0"), why
+    assert "ends" in why.title or "bailed" in why.title
+
+
 def test_an_exception_that_goes_on_after_a_recorded_op_is_named_with_its_own_line(tmp_path: Path) -> None:
     text = "try:\n    a = await charge(n)\n    {}\nfinally:\n    await mail(n)\nawait ship(n)"
     made = Change(tmp_path, text.format("pass"), text.format('raise RuntimeError("not yet")  #!'))

@@ -121,6 +121,17 @@ CHANGES = {
         + BODY.format(call="await sub.fn(n)  #!"),
         "type",
     ),
+    "the function of a step in a table, beside an inline step and texts that are made": (
+        code(
+            'await step_inline("charge", len, f"{n}")\n    await TABLE["pay"](n)\n    _ = f"{n} paid"',
+            f"@step\nasync {EFFECT}TABLE = {{'pay': pay}}\n",
+        ),
+        code(
+            'await step_inline("charge", len, f"{n}")\n    await TABLE["pay"](n)\n    _ = f"{n} paid"',
+            f"@step  #!\nasync {EFFECT}TABLE = {{'pay': pay.fn}}\n",
+        ),
+        "type",
+    ),
     "a step of a name that a child has still": (
         child("@workflow\n", "await sub(n)\n    await step_inline('charge', pay, 5)", EFFECT).replace(
             "await ship(n + 1)", "await step_inline('charge', pay, 5)"

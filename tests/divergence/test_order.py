@@ -70,6 +70,10 @@ INSERTED = {
         "async def paying(n):\n    a = uuid4()\n    await charge(n)\n    b = uuid4()  #!\n    await ship(n)\n"
         "await asyncio.gather(paying(n), mail(n))",
     ),
+    "a draw before another, and a child": (
+        "a = random()\nawait asyncio.gather(settle(n), settle(2))",
+        "b = random()  #!\na = random()\nawait asyncio.gather(settle(n), settle(2))",
+    ),
     "a step in the middle of a gather": (
         "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
         "await asyncio.gather(charge(n), audit(n), ship(n))  #!\nawait mail(n)",
@@ -143,6 +147,12 @@ SAFE = {
         "await charge(n)\nawait ship(n)\nawait mail(n)",
         "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
     ),
+    "steps of tasks side by side": (
+        "async def one(n):\n    await charge(n)\n    await ship(n)\n"
+        "await asyncio.gather(one(1), one(2))\nawait mail(n)",
+        "async def one(n):\n    await asyncio.gather(charge(n), ship(n))\n"
+        "await asyncio.gather(one(1), one(2))\nawait mail(n)",
+    ),
     "all steps side by side, with the time and a timeout": (
         "now()\nasync with asyncio.timeout(500):\n    await charge(n)\n    await ship(n)\n    await mail(n)",
         "now()\nasync with asyncio.timeout(500):\n    await asyncio.gather(charge(n), ship(n), mail(n))",
@@ -180,6 +190,13 @@ def test_what_is_inserted_beside_recorded_work_is_found(case: str, tmp_path: Pat
     # Nothing recorded comes after it at the first points only; from then on it is always seen.
     verdicts = made.verdicts()
     assert None not in verdicts[next(n for n, found in enumerate(verdicts) if found is not None) :]
+
+
+@pytest.mark.parametrize("one", ["settle(n)", "paying(n)"])
+def test_a_draw_is_found_from_the_first_op_of_other_scopes_on(one: str, tmp_path: Path) -> None:
+    text = f"async def paying(n):\n    await charge(n)\n{{}}a = random()\nawait asyncio.gather({one}, {one})"
+    assert None not in Change(tmp_path, text.format(""), text.format("random()\n")).verdicts()
+    assert set(Change(tmp_path, text.format(""), text.format("uuid4()\n")).verdicts()) == {None}
 
 
 @pytest.mark.parametrize("case", INSERTED)

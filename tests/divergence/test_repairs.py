@@ -35,16 +35,16 @@ def repaired(story: Story, batches: Sequence[Batch]) -> Diverged:
     started, codec = batches[0].events[0], Codec()
     assert isinstance(started, RunStarted)
     programs = Programs(story.after.programs.values())
+    sources = {one.source().digest(): one.source() for one in story.before.programs.values()}
 
     def opened(kind: type[Replay]) -> Replay:
-        return open_replay(programs, "r1", started, codec, batches, kind=kind)
+        return open_replay(programs, "r1", started, codec, batches, kind=kind, sources=sources)
 
     def fits(others: Programs) -> bool:
         return result_of(fit_parts(others, codec, "r1", started, batches))
 
     with pytest.raises(Diverged) as raised:
         follow(opened, batches, programs)
-    sources = {one.source().digest(): one.source() for one in story.before.programs.values()}
     found = Repairs(programs).repaired(raised.value, batches, sources, fits)
     assert isinstance(found, Diverged)
     return found
@@ -129,6 +129,90 @@ def test_a_fix_ends_with_a_line_end_as_other_tools_expect(tmp_path: Path) -> Non
     assert found is not None
     assert found.patch.endswith("\n")
     assert not found.patch.endswith("\n\n")
+
+
+def test_a_renamed_step_is_told_so_where_its_line_calls_a_function_too(tmp_path: Path) -> None:
+    text = """
+        def total(n):
+            return n
+
+        @step
+        async def {name}(n: int) -> int:
+            return n
+
+        @workflow(name="order")
+        async def order(n: int = 7) -> int:
+            a = await {name}(total(n))
+            await sleep(60)
+            return a
+    """
+    story = changed(tmp_path, text.format(name="hold"), text.format(name="reserve"))
+    found = repaired(story, story.cuts[-1]).divergence
+    assert found is not None
+    assert found.change == "renamed"
+    assert found.current is not None
+    assert found.current.path == "reserve:0"
+    assert '+@step(name="hold")' in found.patch
+
+
+def test_a_function_that_is_a_step_again_is_awaited(tmp_path: Path) -> None:
+    text = """
+        {step}
+        def seat(n: int) -> int:
+            return n
+
+        @workflow(name="order")
+        async def order(n: int = 7) -> int:
+            total = 0
+            for i in range(2):
+                total += {await_}seat(i) + {await_}seat(n)
+            await sleep(60)
+            return total
+    """
+    before, after = text.format(step="@step", await_="await "), text.format(step="", await_="")
+    story = changed(tmp_path, before, after)
+    found = repaired(story, story.cuts[-1]).divergence
+    assert found is not None
+    fixed = Code(tmp_path / "fixed", "pass")
+    fixed.file.write_text(apply_diff(story.after.file.read_text(), found.patch))
+    assert "total += await seat(i) + await seat(n)" in fixed.file.read_text()
+    fixed.load()
+    assert replay(fixed, story.cuts[-1]) is None
+
+
+RACE = """
+    first = asyncio.ensure_future(wait_signal("{}"))
+    second = asyncio.ensure_future(wait_signal("{}"))
+    done, _ = await asyncio.wait({{first, second}}, return_when=asyncio.FIRST_COMPLETED, timeout=900)
+    if {} in done:
+        await refund(n)
+"""
+
+
+def test_a_fix_keeps_together_what_belongs_together(tmp_path: Path) -> None:
+    story = changed(tmp_path, RACE.format("never", "paid", "first"), RACE.format("paid", "never", "second"))
+    found = repaired(story, story.cuts[0]).divergence
+    assert found is not None
+    assert found.patch
+    after = apply_diff(story.after.file.read_text(), found.patch)
+    assert after.count("if first in done:") == after.count("if second in done:") == 1
+
+
+TASKS = """
+    async def one(n):
+        await charge(n)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one(1)){}
+    await mail(1 if n else 0{})
+"""
+
+
+def test_a_task_that_is_gone_is_told_so_whatever_else_has_changed(tmp_path: Path) -> None:
+    story = changed(tmp_path, TASKS.format("\n        group.create_task(one(2))", ""), TASKS.format("", " + 1"))
+    found = repaired(story, story.cuts[0]).divergence
+    assert found is not None
+    assert found.change == "fewer"
+    assert "asks for ." not in found.title
 
 
 @pytest.fixture

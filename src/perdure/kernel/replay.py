@@ -680,12 +680,15 @@ class Replay:
         # From the last to the first: in each scope, the next op that the journal holds, and the next local step of all.
         after: dict[str, str] = {}
         step = ""
+        stepped: set[str] = set()
         found: tuple[str, str] | None = None
         first = nearest = ""
         for op, (number, local) in reversed(issued.items()):
             scope = op.rpartition("/")[0]
             if op in placed:
                 recorded = step if local else after.get(scope, "")
+                if local and recorded and scope not in stepped and not self._beside_others(scope, number):
+                    continue
                 if not recorded and _at_once(commands[op]) and self._comes_late(op, number, local):
                     if local and op not in self._uncounted and not self._beside_others(scope, number):
                         continue
@@ -696,6 +699,7 @@ class Replay:
                 after[scope] = nearest = op
                 if local:
                     step = op
+                    stepped.add(scope)
         if found is not None:
             op, recorded = found
             self._diverge(OpView("op", recorded, op_name(recorded)), commanded_op(commands[op]))
@@ -882,8 +886,6 @@ def _is_local(command: Command) -> bool:
 
 def _at_once(command: Command) -> bool:
     """Whether a command is recorded together with others of its round, even of other scopes."""
-    if isinstance(command, RecordValue):
-        return command.kind == "unlock"
     return not isinstance(command, SetState | Checkpoint)
 
 

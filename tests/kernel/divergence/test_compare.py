@@ -9,6 +9,7 @@ import pytest
 from perdure.kernel.divergence.compare import compared
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.source import Source, SourcePart
+from perdure.kernel.ids import op_name
 
 
 class Case(NamedTuple):
@@ -49,6 +50,58 @@ CASES = {
         ("step", "write:0", 1),
         "type",
         "removed",
+    ),
+    "the same step in a task of another name": Case(
+        "await asyncio.gather(*(guarded(one) for one in x))",
+        "await asyncio.gather(*(limited(one) for one in x))",
+        ("step", "guarded:0/scan:0", -9),
+        ("step", "limited:0/scan:0", -9),
+        "renamed",
+        "renamed",
+        helper=("    return await scan(one)", "    return await scan(one)"),
+    ),
+    "the same step in a task": Case(
+        "total = await merge(x)",
+        "total = await asyncio.create_task(summed(x))",
+        ("step", "merge:0", 1),
+        ("step", "summed:0/merge:0", -9),
+        "more",
+        "more",
+        helper=("", "    return await merge(one)"),
+    ),
+    "one more call of the step before it": Case(
+        "a = await fetch(x)\nb = await fetch(x + 2)",
+        "a = await fetch(x)\nawait fetch(9)\nb = await fetch(x + 2)",
+        ("step", "fetch:1", 2),
+        ("step", "fetch:1", 2),
+        "inputs",
+        "inserted",
+    ),
+    "a call of the step before it is gone": Case(
+        "a = await fetch(x)\nawait fetch(9)\nb = await fetch(x + 2)",
+        "a = await fetch(x)\nb = await fetch(x + 2)",
+        ("step", "fetch:1", 2),
+        ("step", "fetch:1", 2),
+        "inputs",
+        "removed",
+    ),
+    "a call with other arguments": Case(
+        "a = await fetch(x)\nb = await fetch(x + 2)",
+        "a = await fetch(x)\nb = await fetch(x + 3)",
+        ("step", "fetch:1", 2),
+        ("step", "fetch:1", 2),
+        "inputs",
+        "inputs",
+    ),
+    "a call of a helper whose lock comes again later": Case(
+        "a = await read(x)\nawait book(a)",
+        "await book(5)\na = await read(x)\nawait book(a)",
+        ("step", "read:0", 1),
+        ("lock", "lock:0", -9),
+        "reordered",
+        "inserted",
+        helper=('    async with lock("a"):', '    async with lock("a"):'),
+        later=("lock:0",),
     ),
     "an approval in place of a signal of its name": Case(
         'await wait_signal("paid")',
@@ -322,14 +375,14 @@ CASES = {
 
 def op(at: tuple[str, str, int], file: str) -> OpView:
     kind, path, line = at
-    return OpView(kind, path, path.partition(":")[0], source=f"{file}:{line + 10}")
+    return OpView(kind, path, op_name(path), source=f"{file}:{line + 10}")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_sources_show_the_kind_and_the_line(name: str) -> None:
     case = CASES[name]
     recorded, current = op(case.recorded, "old.py"), op(case.current, "new.py")
-    told = Divergence(case.told, recorded.path, "", recorded, current, "")
+    told = Divergence(case.told, recorded.path, "As it is told.", recorded, current, "")
     before, after = (
         Source((SourcePart(file, 11, "order", text), *([SourcePart(file, 1, "load", helper)] if helper else ())))
         for file, text, helper in (

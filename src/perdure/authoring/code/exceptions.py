@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.authoring.code.body import Bail
 from perdure.authoring.code.loop import INSIDES, LIBRARIES, BodyLoop, short
 from perdure.authoring.code.source_map import parse
 from perdure.errors import PerdureError
@@ -24,8 +25,8 @@ from perdure.kernel.values.failures import message_of, type_name
 from perdure.kernel.values.raised import is_a
 
 _FOREIGN = (*INSIDES, *LIBRARIES, sysconfig.get_path("stdlib"), "<frozen ")
-# These end a loop, a generator or a task on purpose.
-_ORDINARY = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
+# These end a loop, a generator, a task or the run on purpose.
+_ORDINARY = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, Bail)
 # No code that has ever run raises these on purpose.
 _MISTAKES = (NameError, ImportError, SystemExit, PerdureError)
 

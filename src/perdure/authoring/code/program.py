@@ -134,7 +134,7 @@ class CodeProgram(Program):
     def _find_lost(self, name: str, source: str, function: str, before: Source) -> OpView | None:
         code = self._read_code()
         found = code.lost(name, source, function)
-        if found is not None or not before.parts:
+        if not before.parts or (found is not None and not _was_called(found, name, function, before)):
             return found
         if name not in code.shown:
             # The code may ask for it in a way that does not show; it calls the function itself, and did not before.
@@ -295,6 +295,11 @@ class CodeProgram(Program):
                 del found[one.name]
                 found.update(codec.decode(value, dict[str, Raw], self._annotations[one.name][1]))
         return found
+
+
+def _was_called(found: OpView, name: str, function: str, before: Source) -> bool:
+    """Whether a function was taken for a lost step by its line alone, and the old code called it as well."""
+    return found.name != name and found.name not in function.split() and found.name in called(before)
 
 
 def _line_of(fn: Callable[..., Any]) -> int:

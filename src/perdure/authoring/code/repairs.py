@@ -16,6 +16,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
@@ -84,9 +85,19 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
             continue
         text, line = _text(function), function.__code__.co_firstlineno
         edit = _named(text, line, recorded.name) if function is not found else _decorated(text, line, recorded.queue)
-        if edit is not None:
-            edits = [edit, *(_import(parse(text), text, "step", fn.__globals__) if function is found else ())]
-            repaired = _rebound(program, fn, fn.__code__, {name: made})
+        if edit is None:
+            continue
+        if function is not found:
+            repaired: Program | None = _rebound(program, fn, fn.__code__, {name: made})
+            edits = [edit]
+        else:
+            tree = parse(text)
+            awaits = [] if iscoroutinefunction(found) else list(_awaits(tree, text, name))
+            edits = [edit, *_import(tree, text, "step", fn.__globals__), *awaits]
+            repaired = _compiled(program, fn, tree, text, edits, {name: made})
+            if any(not _is_in(fn, tree, one.first) for one in awaits):
+                continue  # in a helper, which is not compiled
+        if repaired is not None:
             yield Repair(repaired, what, *_diff(function.__code__.co_filename, text, edits))
 
 
@@ -115,6 +126,28 @@ def _decorated(text: str, line: int, queue: str) -> Edit | None:
         return None
     indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
     return Edit(line, line - 1, (f'{indent}@step(queue="{queue}")' if queue else f"{indent}@step",))
+
+
+def _awaits(tree: ast.Module, text: str, name: str) -> Iterator[Edit]:
+    """The `await` that the calls of a function need which gave its result at once, and is a step again."""
+    awaited = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
+    calls: dict[int, list[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            if id(node) not in awaited:
+                calls.setdefault(node.lineno, []).append(node.col_offset)
+    lines = text.splitlines()
+    for number, columns in calls.items():
+        line = lines[number - 1].encode()
+        for column in sorted(columns, reverse=True):
+            line = line[:column] + b"await " + line[column:]
+        yield Edit(number, number, (line.decode(),))
+
+
+def _is_in(function: FunctionType, tree: ast.Module, line: int) -> bool:
+    """Whether a line is in the statement of a module that makes this function."""
+    start = function.__code__.co_firstlineno
+    return any(_first(one) <= min(start, line) and max(start, line) <= (one.end_lineno or 0) for one in tree.body)
 
 
 # --- guards ---------------------------------------------------------------------------------------------------------
@@ -151,7 +184,7 @@ def _guards(
     nearest = sorted(hunks, key=lambda hunk: abs(hunk.line + new.line - 1 - line))
     lost = _lost_function(divergence)
     # What was a step and is called as it is must be under the guard: a part of the change may leave it outside.
-    parts = [[hunk] for hunk in nearest[:4]] if len(hunks) > 1 and not lost else []
+    parts = [_with_users(hunk, hunks) for hunk in nearest[:4]] if len(hunks) > 1 and not lost else []
     groups = [*parts, hunks, *larger]
     name = _unused(_slug(divergence), text)
     try:
@@ -167,7 +200,7 @@ def _guards(
             continue
         edits += importing
         path, diff, made = _diff(function.__code__.co_filename, text, edits)
-        repaired = _compiled(program, function, tree, text, edits, lost)
+        repaired = _compiled(program, function, tree, text, edits, _refusing(function, lost))
         if repaired is not None:
             yield Repair(repaired, "guard the change, so that runs from before it keep their path", path, diff, made)
 
@@ -291,6 +324,15 @@ def _indented(lines: list[tuple[str, bool]], indent: str) -> list[str]:
     return [f"{indent}{line}".rstrip() if free else line for line, free in lines]
 
 
+def _with_users(hunk: Hunk, hunks: Sequence[Hunk]) -> list[Hunk]:
+    """A difference, and those that use what it binds: old statements before new ones that take them for others."""
+    found = [hunk]
+    for one in found:
+        bound = _names([*one.old, *one.new], ast.Store)
+        found += [user for user in hunks if user not in found and bound & _names([*user.old, *user.new], ast.Load)]
+    return [one for one in hunks if one in found]
+
+
 def _leaves_unbound(hunk: Hunk, function: ast.AST) -> bool:
     """Whether what the new statements bind, and the old ones do not, is used elsewhere in the function."""
     inside = {id(node) for statement in hunk.new for node in ast.walk(statement)}
@@ -412,11 +454,9 @@ def _lost_function(divergence: Divergence) -> str:
 
 
 def _compiled(
-    program: Any, function: FunctionType, tree: ast.Module, text: str, edits: Sequence[Edit], lost: str
+    program: Any, function: FunctionType, tree: ast.Module, text: str, edits: Sequence[Edit], values: dict[str, Any]
 ) -> Program | None:
-    """The program with one function as edited; None if it does not compile, or needs other variables.
-
-    The `lost` function refuses to be called: it was a step, and no trial may do what it does.
+    """The program with one function as edited, and other values; None if it does not compile, or needs other variables.
 
     Compiled alone, at the lines that it will have in its file: a file may be long, and repairs many.
     """
@@ -437,7 +477,12 @@ def _compiled(
     made = next((one for one in codes_of(module) if one.co_qualname == function.__qualname__), None)
     if made is None or made.co_freevars != code.co_freevars:
         return None
-    return _rebound(program, function, made, {lost: _refuse} if callable(function.__globals__.get(lost)) else {})
+    return _rebound(program, function, made, values)
+
+
+def _refusing(function: FunctionType, lost: str) -> dict[str, Any]:
+    """A lost function refuses to be called: it was a step, and no trial may do what it does."""
+    return {lost: _refuse} if callable(function.__globals__.get(lost)) else {}
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dis import Instruction
 from types import CodeType, FunctionType, ModuleType
@@ -271,7 +271,9 @@ class _SourceWalk(Walk):
             if code in passed_on:
                 continue
             instructions = instructions_of(code)
-            makes_text = any(one.opname in _MAKES_TEXT for one in instructions)
+            made = [span for one in instructions if one.opname in _MAKES_TEXT and (span := _span(one)) is not None]
+            # Where the function is named whose first argument is a name.
+            by_name: Span | None = None
             for one in instructions:
                 position = one.positions
                 line = position.lineno if position is not None else None
@@ -284,7 +286,7 @@ class _SourceWalk(Walk):
                 if inline == 2 and one.opname not in _SAME:
                     is_text = one.opname == "LOAD_CONST" and isinstance(one.argval, str)
                     self.names |= {name} if is_text else set()
-                    self.makes_names |= makes_text or not is_text
+                    self.makes_names |= not is_text or _is_part(one, by_name, made)
                 inline = max(0, inline - (one.opname not in _SAME))
                 if line is not None and one.opname == "LOAD_FAST" and name not in local:
                     self.makes_any |= self._place(code, line) in self.making
@@ -309,7 +311,7 @@ class _SourceWalk(Walk):
                     else:
                         self._refer(name, found, code, line)
                     if _takes_a_name(found):
-                        inline, passes = 2, name_of(found) == _INLINE
+                        inline, passes, by_name = 2, name_of(found) == _INLINE, _span(one)
                         given += self._given(code, one) if passes else []
                     loaded |= {name, name_of(found) or name}
                     if (text := text_of(found)) is not None:
@@ -321,7 +323,7 @@ class _SourceWalk(Walk):
                     whole = found if one.opname == "IMPORT_FROM" else None
                     found = self._attribute(found, name, code, line)
                     if _takes_a_name(found):
-                        inline, passes = 2, name_of(found) == _INLINE
+                        inline, passes, by_name = 2, name_of(found) == _INLINE, _span(one)
                         given += self._given(code, one) if passes else []
                     self._note(_name(found), code, line, at)
                     found = whole if whole is not None else found
@@ -449,6 +451,22 @@ def _is_made_for(inner: Any, one: Instruction, name: str, code: CodeType) -> boo
         and inner.co_name == name
         and not _is_of_closure(one, code)
     )
+
+
+def _span(one: Instruction) -> Span | None:
+    """Where the expression of an instruction begins and ends."""
+    at = one.positions
+    if at is None or at.lineno is None or at.end_lineno is None or at.col_offset is None or at.end_col_offset is None:
+        return None
+    return (at.lineno, at.col_offset), (at.end_lineno, at.end_col_offset)
+
+
+def _is_part(one: Instruction, by_name: Span | None, made: Collection[Span]) -> bool:
+    """Whether a text, after the function that is given it, is a part of one of the texts that are made."""
+    text = _span(one)
+    if by_name is None or text is None:
+        return bool(made)
+    return any(by_name[0] < start <= text[0] and text[1] <= end for start, end in made)
 
 
 def _in_any_folder(place: str) -> str:

@@ -60,7 +60,8 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     if change == "more":
         return f"The code asks for {new} more often, or in more tasks, than the run did: {_path(current)} is new."
     if change == "branch":
-        instead = "ends" if current is not None and current.kind == "end" else f"asks for {new}"
+        instead = f"asks for {new}" if new else "waits for something else"
+        instead = "ends" if current is not None and current.kind == "end" else instead
         return f"The code takes another branch: the run came to {old}, and now it {instead}."
     return f"{_upper(new)} was inserted before {old}."
 

@@ -15,6 +15,8 @@ from perdure.kernel.divergence.source import Source, SourcePart, matched
 
 # Kinds that follow from what became of lines; the others do not depend on them.
 _OF_LINES = frozenset({"inserted", "removed", "renamed", "reordered", "type", "branch", "fewer", "more"})
+# Those of them that name a change of tasks, where the same op is in another one.
+_OF_TASKS = frozenset({"renamed", "fewer", "more"})
 _LOOP = re.compile(r"\b(for|while|range)\b")
 _CONDITION = re.compile(r"\b(if|elif|else|match|case|and|or|try|except|continue|break|return|raise)\b")
 _SIDE_BY_SIDE = re.compile(r"\b(gather|TaskGroup|create_task|ensure_future|asyncio\.wait)\b")
@@ -28,9 +30,13 @@ def compared(divergence: Divergence, old: Source, new: Source, later: Collection
     recorded, current = divergence.recorded, divergence.current
     if not old.parts or not new.parts:
         return divergence
+    if divergence.change in _OF_TASKS and current is not None and _is_elsewhere(current, recorded):
+        return divergence
     sources = _Sources(old, new, divergence, later)
     if recorded.kind == "lock" and divergence.change == "inputs" and current is not None:
         change = sources.locks(current)
+    elif recorded.kind == "step" and divergence.change == "inputs" and current is not None:
+        change = sources.calls(current)
     elif divergence.change not in _OF_LINES or (current is not None and not _replaces(current, recorded)):
         return divergence
     else:
@@ -45,6 +51,16 @@ def _replaces(current: OpView, recorded: OpView) -> bool:
     """Whether it is another op, or the end; not a plain function in place of a step, and not a failure."""
     is_op = ":" in current.path or (current.kind == "end" and current.name != "failed")
     return is_op and (current.kind, current.path) != (recorded.kind, recorded.path)
+
+
+def _is_elsewhere(current: OpView, recorded: OpView) -> bool:
+    """Whether it is the same op in another task: that the lines of both are kept says nothing about the task."""
+    same = (current.kind, current.name, current.inputs) == (recorded.kind, recorded.name, recorded.inputs)
+    return same and _task(current) != _task(recorded)
+
+
+def _task(op: OpView) -> str:
+    return op.path.rpartition("/")[0]
 
 
 class _Place(NamedTuple):
@@ -133,7 +149,9 @@ class _Sources:
         """The same call asks for another op: its name is data, or what it calls is something else."""
         if current.kind != self._recorded.kind:
             return "type"
-        if current.name == self._recorded.name:
+        if current.name == self._recorded.name or (
+            self._told == "inserted" and _task(current) != _task(self._recorded)
+        ):
             return self._told
         if self._comes_later(current):
             return "reordered" if self._told not in ("fewer", "more") else self._told
@@ -159,6 +177,8 @@ class _Sources:
                 # One line in place of another: what else has changed does not matter.
                 is_kept, was_there = bool(old.search(self._after(w))), bool(new.search(self._before(x)))
         if is_kept and was_there:
+            if told in ("inserted", "reordered") and not self._gone and x is not None and x.function != w.function:
+                return "inserted"  # one more call of the function that asks for it
             if here == "moved" or (is_new and not self._in_place(w, new)):
                 return "reordered"
             if is_new and told != "branch" and _is_repeated(current) and not self._comes_later(current):
@@ -195,6 +215,16 @@ class _Sources:
         if more > 0:
             return "inserted"
         return "removed" if more < 0 and any(op.inputs == current.inputs for op in self._later) else "inputs"
+
+    def calls(self, current: OpView) -> str:
+        """Whether a step has other arguments because there is one more call of it, or one less, before its line."""
+        x, w = self._x, self._new(current.source)
+        if x is None or w is None:
+            return "inputs"
+        was, now = self._functions[x.function], self._functions[w.function]
+        if now.new_block(w.line)[0] == "insert" and was.old_block(x.line)[0] == "equal":
+            return "inserted"
+        return "removed" if now.new_block(w.line)[0] == "equal" and was.old_block(x.line)[0] == "delete" else "inputs"
 
     def added(self, current: OpView) -> OpView:
         """An inserted op with its own line: of several of one name, a later one is the first that has no record."""
@@ -246,6 +276,8 @@ class _Sources:
             jump = function.left_or_kept(min(self._now(x), len(function.after) - 1), w.line)
             if jump:
                 return jump
+        if told == "fewer" and w is None and any(map(_SIDE_BY_SIDE.search, self._gone)):
+            return told  # a task is gone
         is_conditional = any(map(_CONDITION.search, changed))
         if told == "branch" and is_conditional:
             return told
@@ -331,6 +363,8 @@ def _pattern(op: OpView, line: str) -> re.Pattern[str]:
     quoted = rf"""(?<!approval\()["']{name}["']"""
     if op.kind == "approval":
         pattern = rf"""\bapproval\(["']{name}["']"""
+    elif op.kind == "step" and re.search(rf"\bstep_inline\({quoted}", line):
+        pattern = rf"\bstep_inline\({quoted}"
     elif op.kind == "signal" or (op.kind == "step" and re.search(quoted, line)):
         pattern = quoted
     elif op.kind == "timer":

@@ -349,7 +349,8 @@ def _nothing_instead(evidence: Evidence, current: OpView | None) -> str:
         return "fewer"  # the code waits for something else first: fewer ops run concurrently
     if source_map.loops_of(recorded):
         return "fewer"
-    return "branch" if source_map.conditional(recorded) else "removed"
+    ends_early = current.name == RunStatus.BAILED
+    return "branch" if ends_early or source_map.conditional(recorded) else "removed"
 
 
 def _something_else(evidence: Evidence, current: OpView) -> str:

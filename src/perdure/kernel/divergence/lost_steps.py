@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
 from perdure.errors import Diverged
-from perdure.kernel.divergence.advice import title_for, ways
+from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Batch, ChildStarted, OutcomeKept, RunClaimed, RunForked, RunStarted, StepStarted
@@ -84,20 +82,6 @@ def _check_kept(programs: Programs, program: Program, batch: Batch, sources: Map
         now = _asking(programs, program, event.op).lost(op_name(event.op), "", event.function, before)
         if now is not None:
             raise Diverged(number, _lost(event, now))
-
-
-def as_not_lost(divergence: Divergence, old: Source) -> Divergence:
-    """The same divergence, where a function was taken for a lost step by its line alone, and the old code had both."""
-    recorded, now = divergence.recorded, divergence.current
-    was_plain = now is not None and any(part.name.rpartition(".")[2] == now.name for part in old.parts)
-    if divergence.change != "type" or now is None or ":" in now.path or now.name == recorded.name or not was_plain:
-        return divergence
-    if now.name in recorded.function.split():
-        return divergence  # it was given to the step, and is called beside it
-    title = title_for("removed", recorded, None)
-    return msgspec.structs.replace(
-        divergence, change="removed", title=title, current=None, last=None, fix=ways(divergence.op)
-    )
 
 
 def _asking(programs: Programs, program: Program, op: str) -> Program:

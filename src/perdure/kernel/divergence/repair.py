@@ -14,7 +14,6 @@ import msgspec
 from perdure.errors import Diverged, NotDecodable
 from perdure.kernel.divergence.compare import compared
 from perdure.kernel.divergence.explain import recorded_op
-from perdure.kernel.divergence.lost_steps import as_not_lost
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.recorded_source import code_at, executing, last_command, structured
 from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
@@ -94,7 +93,6 @@ class Repairs:
         program = self.programs.find(name, version)
         if path and (parts := program.source().parts):
             recorded = recorded.of(parts[0].name)  # that of the root is stored, and has those of its children
-        divergence = as_not_lost(divergence, recorded)
         divergence = compared(divergence, recorded, program.source(), ops_after(batches, divergence.op))
         divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
         kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
