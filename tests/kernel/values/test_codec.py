@@ -875,6 +875,32 @@ def test_a_type_with_a_version_elsewhere_changes_no_other_value(
     assert encode(Codec(), value, WHAT) == without
 
 
+class Pair(NamedTuple):
+    data: bytes
+    at: dt.date
+
+
+@pytest.mark.parametrize(
+    ("encoded", "got"),
+    [
+        (OrderedDict(data=b"\xff"), {"data": b"\xff"}),
+        (defaultdict(list, data=[b"\xff"]), {"data": [b"\xff"]}),
+        (Pair(b"\xff", dt.date(2026, 1, 2)), [b"\xff", dt.date(2026, 1, 2)]),
+        ([OrderedDict({1: (b"\xff",)})], [{1: [b"\xff"]}]),
+    ],
+)
+def test_a_codec_gets_back_what_stands_in_dicts_and_lists_of_any_class(encoded: object, got: object) -> None:
+    decoded: list[object] = []
+
+    def decode(stored: object) -> Money:
+        decoded.append(stored)
+        return Money(Decimal(1), "EUR")
+
+    codec = Codec([TypeCodec(Money, encode=lambda money: encoded, decode=decode)])
+    codec.decode(msgspec.Raw(codec.encode(Money(Decimal(1), "EUR"), WHAT)), Money, WHAT)
+    assert decoded == [got]
+
+
 class Sparse(msgspec.Struct, omit_defaults=True, rename="camel", tag="sparse"):
     first_one: int = 1
     currency: str = "EUR"

@@ -173,9 +173,9 @@ class Shapes:
             return value
         if self.codec_for(cls) is not None:
             return value  # encoded by its own codec
-        if cls is list or cls is tuple:
+        if issubclass(cls, list | tuple):
             return [self._tagged(item) for item in value]
-        if cls is dict:
+        if issubclass(cls, dict):
             if all(type(key) is str for key in value) and TAG not in value:
                 return {key: self._tagged(item) for key, item in value.items()}
             pairs = [[self._tagged(key), self._tagged(item)] for key, item in value.items()]
