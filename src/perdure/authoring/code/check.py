@@ -87,6 +87,8 @@ _CHANGES = frozenset(
         *("add", "discard", "update", "setdefault", "popitem"),
     }
 )
+# What makes steps and programs beside the decorators.
+_MAKES_AWAITED = frozenset({"perdure.step", "perdure.workflow", "perdure.graph.Graph", "perdure.flow.load_flow"})
 _SILENT = re.compile(r"#\s*noqa:\s*[^#]*\bperdure\b")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -152,9 +154,20 @@ class _Module:
             if isinstance(statement, _Function) and not self._is(statement, "step", "workflow"):
                 self._functions[statement.name] = statement
             elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
                 if _is_mutable(statement.value):
-                    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                    self._mutable.update(target.id for target in targets if isinstance(target, ast.Name))
+                    self._mutable.update(names)
+                if self._makes_awaited(statement.value):
+                    self._awaited.update(names)
+
+    def _makes_awaited(self, value: ast.expr) -> bool:
+        """Whether an expression makes a step or a program: `step(f)`, `step(retry=...)(f)`, `Graph([...])`."""
+        while isinstance(value, ast.Call):
+            value = value.func
+            if self._full_name(value, frozenset()) in _MAKES_AWAITED:
+                return True
+        return False
 
     def _is(self, function: _Function, *names: str) -> bool:
         """Whether a function has one of these decorators of perdure."""

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 import perdure
 from perdure import child, sleep, sleep_until, step, step_inline, wait_signal, workflow
+from perdure.flow import load_flow
+from perdure.graph import Graph
 
 
 @step
@@ -80,3 +82,18 @@ async def awaits(order: str) -> int:
     await first
     charge(9)  # noqa: perdure
     return sum([await one for one in later])
+
+
+send = step(plain)
+send_later = step(timeout=5)(plain)
+pipeline = Graph([ship], name="pipeline")
+nightly = load_flow("nightly.yaml")
+
+
+@workflow
+async def made_by_calls(order: str) -> None:
+    send(order)  # expect: await
+    send_later(order)  # expect: await
+    pipeline(order=order)  # expect: await
+    nightly(order=order)  # expect: await
+    await pipeline(order=order)
