@@ -10,8 +10,8 @@ from perdure.kernel.ids import BATCH
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 
-# Loads a version of a program, or the latest if that is empty; None if its definition is not stored. Raises UsageError
-# if the definition cannot be used here.
+# Loads a version of a program, or the latest for an empty version; None if its definition is not stored. Raises
+# UsageError if the definition cannot be used here.
 Resolve = Callable[[str, str], Awaitable[Program | None]]
 
 
@@ -27,7 +27,7 @@ class DefinedPrograms:
         self.programs, self._resolve = programs, resolve
 
     async def load(self, started: RunStarted, batches: Sequence[Batch] = ()) -> None:
-        """Load the programs of a run and its children, where their definitions are stored."""
+        """Load the programs of a run and its children whose definitions are stored."""
         defined = self.programs.defined
         if not defined:
             return
@@ -41,7 +41,7 @@ class DefinedPrograms:
                 await self.load_version(name, version)
 
     async def load_version(self, name: str, version: str) -> None:
-        """Load a version of a program, or the latest if that is empty, unless it is here."""
+        """Load a version of a program, or the latest for an empty version, unless it is loaded."""
         programs, name = self.programs, name.removesuffix(BATCH)
         if not programs.lacks(name, version):
             return

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from perdure.engine.step_context import StepContext
 
 T = TypeVar("T")
-# The size of a blob with the results of a chunk; of more results there are several.
+# The size of a blob with results of a chunk; more results take several blobs.
 PAYLOAD = 2 * 1024 * 1024
-# How long a connection may take to be closed.
+# How long closing a connection may take.
 LAST_SECONDS = 5.0
-# How often a step reads or writes items while the store cannot be used, and how long it waits in between.
+# How often a step tries to read or write items while the store is unavailable, and the wait in between.
 TRIES, FIRST_RETRY, LAST_RETRY = 12, 0.05, 2.0
 # No limit: a chunk has its items in memory.
 FAR = 1 << 62
 
 
 class _Beyond(Exception):
-    """Items are longer than they may be in one value."""
+    """Items are too long for one value."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -58,7 +58,7 @@ class _Beyond(Exception):
 
 
 class _Waits(Exception):
-    """A coroutine does not complete at once."""
+    """A coroutine waits for something."""
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:
@@ -97,7 +97,7 @@ class ItemBlobs:
         return _found(blob, await self._blobs.get(blob))
 
     async def patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a read or a write in a step, which does not fail by a store that is away for a moment."""
+        """The result of a read or a write in a step. Tries again if the store is unavailable for a moment."""
         wait = FIRST_RETRY
         for _ in range(TRIES - 1):
             with suppress(StoreUnavailable):
@@ -221,7 +221,7 @@ class ItemBlobs:
         return tuple(parts)
 
     async def shortened(self, data: bytes, limit: int) -> bytes:
-        """A list, or an object of values of which some are lists, with the longest as references until it is short."""
+        """A list or an object of values, with its longest lists replaced by references until it is short enough."""
         if data.startswith(b"["):
             return reference(await self.parts(msgspec.json.decode(data, type=list[Raw])))
         fields = msgspec.json.decode(data, type=dict[str, Raw])
@@ -266,17 +266,17 @@ class ItemWriter:
         return len(self._items) >= ITEMS_IN_BLOB or self._size >= BYTES_IN_BLOB
 
     async def flush(self) -> None:
-        """Write what was added."""
+        """Write the added items."""
         if not self._items:
             return
         count, data = len(self._items), b"[%b]" % b",".join(self._items)
         self._items, self._size = [], 0
         if self._of is not Any:
-            self._decode(data)  # what does not fit the annotation fails the step
+            self._decode(data)  # an item that does not fit the annotation fails the step
         self._parts.append(Part(await self._blobs.patiently(partial(self._blobs.put, data)), count))
 
     async def finish(self) -> Items[Any]:
-        """Write the rest; gives the items."""
+        """Write the remaining items. Returns all of them."""
         await self.flush()
         return Stored(self._parts, self._of, self._decode, self._blobs) if self._parts else Items([])
 
@@ -291,7 +291,7 @@ async def collect(
     context: StepContext,
     writer: ItemWriter,
 ) -> Items[Any]:
-    """Run an async generator to its end, and write what it yields."""
+    """Run an async generator to its end, and write the items that it yields."""
     loop = asyncio.get_running_loop()
     turn = loop.time()
     made: AsyncGenerator[Any, Any] = fn(*args, **kwargs)
@@ -345,7 +345,8 @@ async def stored(value: Any, blobs: ItemBlobs, codec: Codec, what: str) -> Any:
 
 
 class _Aside:
-    """Reads items by a connection of its own, in a thread with an event loop: beside a blocked one, or elsewhere.
+    """Reads items over its own connection, in a thread with its own event loop: next to a blocked loop, or in another
+    process.
 
     Sent to another process, it connects there.
     """

@@ -1,4 +1,4 @@
-"""What an engine tells its telemetry. A probe watches: it changes no run, and one that fails repeatedly is removed."""
+"""The calls from an engine to its telemetry. A probe changes no run, and is removed if it fails repeatedly."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """Called on the event loop. A probe overrides what it wants to know."""
+    """Called on the event loop. A probe overrides the methods that it needs."""
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         return type(self).__name__
 
     def entered(self, driver: Driver, batches: Sequence[Batch]) -> None:
@@ -60,13 +60,13 @@ class Probe:
 
 
 class Tracing(Protocol):
-    """What an engine tells, and asks, where it makes spans. Called on the event loop; raises nothing."""
+    """The calls from an engine that makes spans. On the event loop; raises nothing."""
 
     def launched(self, attempt: Attempt, context: Context) -> None:
         """An attempt is about to be called, in this context."""
 
     def ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt has ended. Of one that was given up: at once, and again when its task ends."""
+        """An attempt has ended. For a cancelled attempt, called at once, and again when its task ends."""
 
     def writing(self, driver: Driver, append: Append) -> None:
         """An append of a run in memory is about to be written; it may be refused, or be given again."""
@@ -84,12 +84,12 @@ class Probes(list[Probe]):
 
     def __init__(self) -> None:
         super().__init__()
-        # How often each has failed, and those that were removed, by name.
+        # By name: how often each probe has failed, and which were removed.
         self.failures: dict[str, int] = {}
         self.removed: dict[str, None] = {}
 
     def committed(self, driver: Driver, append: Append) -> None:
-        """As `tell(Probe.committed, ...)`, for the one that is called with every step."""
+        """As `tell(Probe.committed, ...)`, for the method that is called with every step."""
         if len(self) == 1:
             probe = self[0]
             try:
@@ -100,7 +100,7 @@ class Probes(list[Probe]):
             self.tell(Probe.committed, driver, append)
 
     def tell(self, method: Callable[..., None], *arguments: Any) -> None:
-        """Tell all probes. `method` is the one of Probe. One that raises too often is removed, and that is logged."""
+        """Call a `method` of all probes. A probe that raises too often is removed, and that is logged."""
         for probe in [*self]:
             try:
                 getattr(probe, method.__name__)(*arguments)

@@ -1,7 +1,7 @@
-"""Put secrets into the arguments of steps where they are executed, and keep them out of all that is recorded of them.
+"""Put secrets into the arguments of steps when they are executed, and mask them in everything that is recorded.
 
-A secret is the value of a variable of the environment. The journal has its name, at places that the program knows
-beforehand: an argument that only looks like a secret is data.
+A secret is the value of an environment variable. The journal has only its name, at places that the program declares: an
+argument that merely looks like a secret is data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from perdure.kernel.values.arguments import names_of
 from perdure.kernel.values.failures import Failure
 
 MASK = "***"
-# A shorter text is part of others by chance, and could not be kept out of them.
+# A shorter text occurs in other texts by chance, and could not be masked in them.
 SHORTEST = 4
-# Lines of a secret, and its encoded forms, that are masked by themselves.
+# The shortest line of a secret, and the shortest encoded form, that is masked separately.
 _SHORTEST_PART = 8
 
 
@@ -35,15 +35,15 @@ class Secrets:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
-        # The texts of which failures have no first and no last part: secrets, and lines of them, as errors quote them.
+        # Texts whose beginning and end are masked in failures: secrets and their lines, as errors quote them.
         self._ends: list[str] = []
-        # Steps emit from threads.
+        # Steps may emit from threads.
         self._lock = threading.Lock()
 
     def put_in(self, command: RunStep) -> bytes:
         """The encoded arguments of a call, with the secrets in their places. Raises UsageError for one that is not set.
 
-        What has taken the place of a secret since, as the arguments of a run that was forked, is left as it is.
+        If a fork has replaced a secret by another argument, that argument stays.
         """
         places = dict(command.spec.secrets)
         inputs: list[Any] = msgspec.json.decode(command.inputs)
@@ -63,7 +63,7 @@ class Secrets:
         return value
 
     def _value(self, stored: Any) -> str:
-        """The text that a name stands for, or the pieces of a text."""
+        """The value of a secret, or a text with values of secrets in it."""
         if isinstance(stored, list):
             return "".join(one if isinstance(one, str) else self._value(one[SECRET]) for one in stored)
         found = os.environ.get(stored)
@@ -84,7 +84,7 @@ class Secrets:
         return found
 
     def shortened(self, text: str, most: int) -> str:
-        """The first characters of a text, without secrets: also without one that goes on where the text is cut."""
+        """The first characters of a text, without secrets, including one that is cut at the end."""
         pieces, at = list[str](), 0
         for found in () if self._pattern is None else self._pattern.finditer(text):
             if found.start() >= most:
@@ -101,9 +101,10 @@ class Secrets:
         return msgspec.json.encode(_masked(msgspec.json.decode(data), lambda text: pattern.sub(MASK, text)))
 
     def mask_failure(self, failure: Failure) -> Failure:
-        """A failure without secrets in its texts, also of its causes, and without the ends of secrets.
+        """A failure, with its causes, without secrets and without beginnings and ends of secrets.
 
-        Errors quote values, and cut them. In results an end is left as it is: it may be a word like any other.
+        Errors quote parts of values. In results, the beginning or end of a secret is not masked: it may be an ordinary
+        word.
         """
         pattern = self._pattern
         if pattern is None:
@@ -124,7 +125,7 @@ def _masked(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _endless(text: str, pattern: re.Pattern[str], ends: Iterable[str]) -> str:
-    """A text without secrets, and without what has their first characters, or their last ones."""
+    """A text without secrets, and without their first or last characters."""
     text = pattern.sub(MASK, text)
     for secret in ends:
         at = 0
@@ -140,7 +141,7 @@ def _endless(text: str, pattern: re.Pattern[str], ends: Iterable[str]) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the common prefix of two texts."""
     return next(
         (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
@@ -150,7 +151,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _forms(secrets: Iterable[str]) -> list[str]:
-    """Patterns of secrets, longer ones first: as they are, escaped, in URLs, and in Base64."""
+    """Patterns of secrets, longer ones first: in plain form, escaped, in URLs, and in Base64."""
     texts = set(secrets)
     texts.update(line for one in secrets for line in one.splitlines() if len(line) >= _SHORTEST_PART)
     found: list[str] = []
@@ -160,14 +161,14 @@ def _forms(secrets: Iterable[str]) -> list[str]:
 
 
 def _quoted(secrets: Iterable[str]) -> list[str]:
-    """Secrets and their lines, as they are, as Python and JSON write them, and as URLs do; longer ones first."""
+    """Secrets and their lines, in plain form and as Python, JSON and URLs write them; longer ones first."""
     texts = {line for one in secrets for line in (one, *one.splitlines())}
     ways = {way for one in texts for way in (one, repr(one)[1:-1], json.dumps(one)[1:-1], quote(one, safe=""))}
     return sorted((way for way in ways if len(way) > _SHORTEST_PART), key=len, reverse=True)
 
 
 def _character(one: str) -> str:
-    """A character, as such, as a URL has it, and as JSON or Python write it, also when they do so more than once."""
+    """A pattern for a character in plain form, in a URL, or escaped by JSON or Python, once or repeatedly."""
     data = one.encode("utf-8", "surrogatepass")
     ways = [re.escape(one), "".join(f"%(?i:{byte:02X})" for byte in data)]
     if one == " ":
@@ -184,7 +185,7 @@ def _character(one: str) -> str:
 
 
 def _in_base64(data: bytes) -> list[str]:
-    """The characters of Base64 that this text alone decides, for each place in a longer text where it may begin."""
+    """The Base64 characters that depend on this text alone, for each alignment in a longer text."""
     found = []
     for before in range(3):
         text = b64encode(bytes(before) + data).decode()

@@ -1,4 +1,4 @@
-"""Log records of steps as chunks of their streams, for steps that ask for it. Bounded: a journal is no log store."""
+"""Log records of steps as chunks of their streams, for steps with `logs=`. Bounded, as a journal is not a log store."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ MOST_BYTES = 100 * 1024
 
 
 class StepLogs(logging.Handler):
-    """On the root logger while an engine has run such a step. Other records pass it by, and it never raises."""
+    """A handler on the root logger, once an engine has run such a step. It ignores other records, and never raises."""
 
     def __init__(self, runner: StepRunner) -> None:
         super().__init__()
         self._runner = runner
         self._formatter = logging.Formatter()
-        # What emits a chunk may log itself.
+        # Emitting a chunk may itself log.
         self._inside = threading.local()
 
     def open(self) -> None:
-        """Begin to see records."""
+        """Attach to the root logger."""
         logging.getLogger().addHandler(self)
 
     def close(self) -> None:
-        """See no more records."""
+        """Detach from the root logger."""
         logging.getLogger().removeHandler(self)
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Make a record of a step a chunk of its stream."""
+        """Emit a record of a step as a chunk of its stream."""
         step = current.get(None)
         if step is None or not 0 < step.logs <= record.levelno or getattr(self._inside, "emitting", False):
             return
         if step.owner is None or step.owner.services.runner is not self._runner:
-            return  # of another engine in this process
+            return  # a step of another engine in this process
         self._inside.emitting = True
         try:
             self._emit(step, record)
         except BaseException as error:
-            contained(error)  # the attempt is over, or its journal is full: the record is in the log all the same
+            contained(error)  # the attempt has ended, or its room is used up: the record is only in the log
         finally:
             self._inside.emitting = False
 

@@ -27,18 +27,18 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class FailedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry for a row that failed, in place of its result."""
+    """The entry of a failed row, in place of its result."""
 
     error: Failure
 
 
 def failed_row(failure: Failure) -> bytes:
-    """The entry for a row that failed, encoded."""
+    """The encoded entry of a failed row."""
     return msgspec.json.encode(FailedRow(Failure(failure.type, failure.message)))
 
 
 def error_of(result: Raw) -> Failure | None:
-    """The error of a row that failed, given what stands for its result; None if that is something else."""
+    """The error in the entry of a failed row; None if the entry is a result."""
     try:
         return msgspec.json.decode(result, type=FailedRow).error
     except msgspec.MsgspecError:
@@ -46,7 +46,7 @@ def error_of(result: Raw) -> Failure | None:
 
 
 def tolerance(given: float | str | None) -> float | None:
-    """How many rows may fail: a number of them, a share, or a text such as `1%` or `20`. Raises UsageError."""
+    """How many rows may fail: a number, a share, or a text such as `1%` or `20`. Raises UsageError."""
     if given is None:
         return None
     found: object = given

@@ -1,7 +1,7 @@
-"""How a process without the code of a program reads what is stored of it: a protocol. Reads nothing itself.
+"""A protocol by which a process without the code of a program reads its stored structure. Reads nothing itself.
 
-`RunStarted.structure` is the id of a blob with the structure of a program. Of a program that is data, such as a flow,
-the definition is stored as well. A client is given an object that can read them.
+`RunStarted.structure` is the id of a blob with the structure of a program. For a program that is data, such as a flow,
+the definition is stored as well. A client gets an object that can read them.
 """
 
 from __future__ import annotations

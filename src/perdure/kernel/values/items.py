@@ -19,10 +19,10 @@ from perdure.kernel.values.types import PlainForm
 
 T = TypeVar("T", covariant=True)
 
-# A blob of items is full with so many of them, or so many bytes.
+# A blob is full with this many items, or this many bytes.
 ITEMS_IN_BLOB = 500
 BYTES_IN_BLOB = 256 * 1024
-# The key of a reference to items, and how one begins. A text in a value cannot hold this: its quotes are escaped.
+# The key of a reference to items, and how a reference begins. No text in a value can contain this: quotes are escaped.
 KEY = "$items"
 REFERENCE = b'{"$items":[{"blob":"'
 _BLOB = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
@@ -30,7 +30,7 @@ _Decode = Callable[[Any], Any]
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Elements of a list that are in one blob: `n` of them, from number `first` of the blob on."""
+    """The elements of a list that are in one blob: `n` elements, from number `first` of the blob on."""
 
     blob: str
     n: int
@@ -49,7 +49,7 @@ class PartReader(Protocol):
     """Reads the blobs of items."""
 
     def read(self, blob: str) -> bytes:
-        """The bytes of a blob, for which the thread waits. Raises Corrupt if it is missing."""
+        """The bytes of a blob; blocks the thread. Raises Corrupt if the blob is missing."""
         ...
 
     def each(self, parts: Sequence[Part], elements: Callable[[Part, bytes], list[Any]]) -> AsyncIterator[Any]:
@@ -117,12 +117,12 @@ class Items(Sequence[T], PlainForm, Generic[T]):
 
     @property
     def plain(self) -> Any:
-        """The elements as they are encoded."""
+        """The encoded elements."""
         return self._plain
 
 
 class _Awaited(AsyncIterator[T]):
-    """Values that are in memory, for `async for`."""
+    """Lets `async for` iterate over values in memory."""
 
     __slots__ = ("_source",)
 
@@ -154,11 +154,11 @@ class Unstored(Items[T]):
     def __init__(self, head: list[Any], source: Iterator[Any]) -> None:
         super().__init__(head)
         self._source = source
-        # What they became in a store, once they are in one.
+        # The stored items, once `start` has written them.
         self.stored: Stored[T] | None = None
 
     def take(self) -> Iterator[T]:
-        """All of them, once: nothing of what was taken is kept."""
+        """Iterate over all of them, once: no element is kept."""
         head, self._plain = self._plain, []
         return chain(head, self._source)
 
@@ -192,7 +192,7 @@ class Stored(Items[T]):
         super().__init__([], decode)
         self.parts, self._of, self._reader = tuple(parts), of, reader
         self._ends = list(accumulate(part.n for part in self.parts))
-        # The blob that was read last, with its elements.
+        # The latest blob that was read, with its elements.
         self._last: tuple[str, list[Any]] = ("", [])
 
     @overload
@@ -253,7 +253,7 @@ class Stored(Items[T]):
 
 def _sent(parts: Sequence[Part], of: Any, reader: PartReader) -> Items[Any]:
     """Items that were sent to this process."""
-    from perdure.kernel.values.codec import Codec  # which knows this module
+    from perdure.kernel.values.codec import Codec  # it imports this module
 
     return Stored(parts, of, Codec().decoder(list[of], "items"), reader)
 
@@ -264,7 +264,7 @@ def is_items(annotation: Any) -> bool:
 
 
 def as_items(plain: Any, annotation: Any) -> Any:
-    """The annotation of a decoded value; for one that is a reference to the items of a list, that of items."""
+    """The annotation by which a value is decoded: `Items[T]` in place of `list[T]` if the value is a reference."""
     if not isinstance(plain, dict) or KEY not in plain or is_items(annotation):
         return annotation
     of = (get_args(annotation) or (Any,))[0]
