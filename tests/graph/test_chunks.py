@@ -12,15 +12,19 @@ import pytest
 from perdure import (
     Accepted,
     AnswerRejected,
+    Cancelled,
     Duplicate,
     Engine,
     Finished,
     Recovery,
     RunStatus,
+    SignalRejected,
     bail,
     connect,
     rule,
     step_context,
+    wait_signal,
+    workflow,
 )
 from perdure.client.forking import Forks
 from perdure.engine.remote import ChunkRun
@@ -29,6 +33,7 @@ from perdure.kernel.events import RunStarted
 from perdure.ports.runs import RunFilter
 from tests.engine.harness import FakeClock
 from tests.graph.running import run
+from tests.patience import PATIENCE
 from tests.services.plugin import on_two_stores
 
 
@@ -418,6 +423,36 @@ async def test_each_item_of_a_chunk_asks_for_itself_and_is_answered_through_the_
         await engine.reject("r", "inner:0/review:0[4]/really:0", "no")
         result = await engine.run(graph, id="r", answers={"inner:0/review:0[0]/really:0": 3})
         assert result.status is RunStatus.FAILED
+
+
+@pytest.mark.parametrize("chunk", [500, 2])
+async def test_an_item_that_is_a_workflow_is_reached_by_its_id(any_url: str, chunk: int) -> None:
+    @workflow
+    async def waits(url: int) -> int:
+        return url * 10 + await wait_signal("go", type=int)
+
+    mapped = node(waits, name="each").map_over("url", chunk=chunk, on_error="none")
+    inner = Graph([mapped], name="inner", output="each")
+    graph = Graph([inner.as_node("within")], name="g", output="within")
+    async with Engine(any_url, [graph]) as engine:
+        run = await engine.start(graph(url=[0, 1, 2, 3, 4]), id="r")
+        items = [f"r/within:0/each:0[{i}]" for i in range(5)]
+        for item in items:
+            await _waits(engine, item)
+        assert isinstance(await engine.cancel(items[4]), Cancelled)
+        with pytest.raises(SignalRejected):
+            await engine.signal(items[0], "go", "text")
+        for number, item in enumerate(items[:4]):
+            assert await engine.signal(item, "go", number, signal_id="once") == Accepted()
+        assert await run.result() == [0, 11, 22, 33, None]
+        assert await engine.get("r/within:0/each:0[5]") is None
+
+
+async def _waits(engine: Engine, id: str) -> None:
+    """Wait until the run under an id waits for something."""
+    async with asyncio.timeout(PATIENCE):
+        while not ((view := await engine.get(id)) is not None and view.id == id and view.waits):
+            await asyncio.sleep(0)
 
 
 async def test_an_answer_that_is_given_again_is_known_after_its_chunk_has_ended() -> None:

@@ -9,6 +9,9 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from msgspec.structs import replace
+
+from perdure.client.chunks import ChunkReader
 from perdure.client.folded import FoldedJournals
 from perdure.client.locks import Locks
 from perdure.client.signatures import Signatures
@@ -28,7 +31,7 @@ from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.start_options import Reuse, decide
 from perdure.kernel.projection import RunRow, child_row
-from perdure.kernel.state import fold
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.kernel.values.redaction import Redaction
@@ -201,9 +204,21 @@ class StoreClient:
             if found is not None and not found[0].root:
                 root, head = found
                 state = fold(root.run_id, await self.store.journal.read(root.run_id))
-                if (child := state.changed.get(id[end + 1 :])) is not None:
+                path = id[end + 1 :]
+                if (child := state.changed.get(path)) is not None:
                     return child_row(state, child), head
+                if (item := await self._item_of_chunk(state, path)) is not None:
+                    return replace(item[0], id=id), item[1]
             end = id.find("/", end + 1)
+        return None
+
+    async def _item_of_chunk(self, state: RunState, path: str) -> tuple[RunRow, Head] | None:
+        """An item of a chunk that is under way, or a child inside one, by its path in the run of the map."""
+        for chunk in await ChunkReader(self.store).under_way(state):
+            child = chunk.state.changed.get(path.removeprefix(chunk.scope)) if path.startswith(chunk.scope) else None
+            if child is not None:
+                head = await self.store.journal.head(chunk.state.run_id)
+                return None if head is None else (child_row(chunk.state, child), head)
         return None
 
     async def require(self, id: str) -> tuple[RunRow, Head]:
