@@ -63,11 +63,16 @@ pictures: $(INSTALLED) # those of the dashboard in docs/pictures, taken again
 demo-ui: $(INSTALLED) ## look at a store with living examples in the dashboard
 	@$(BIN)/python -m tests.ui.demo
 
-# Types and layers are checked beside the tests, by the core that those leave idle while they begin.
-test: lint compiled ## everything a change must pass
-	@$(MAKE) --no-print-directory types imports ui-check & checks=$$!; \
-	$(MAKE) --no-print-directory pytest; tests=$$?; \
-	wait $$checks && exit $$tests
+# What needs little else goes on beside what takes long: the dashboard beside the set-up, which has one core, and types and
+# layers beside the tests, while those begin.
+test: ## everything a change must pass
+	@$(MAKE) --no-print-directory ui-check & ui=$$!; \
+	$(MAKE) --no-print-directory lint && { \
+	    $(MAKE) --no-print-directory types imports & checks=$$!; \
+	    $(MAKE) --no-print-directory pytest; tests=$$?; \
+	    wait $$checks && test $$tests = 0; \
+	}; tests=$$?; \
+	wait $$ui && exit $$tests
 
 lint: $(INSTALLED) ## style and formatting
 	$(SAY) "lint: ruff"
@@ -85,7 +90,7 @@ imports: $(INSTALLED) ## the layers: imports point inward
 # Compile ahead, as an installation does: tests and benchmarks start hundreds of processes, which may not be allowed to
 # write bytecode.
 compiled: $(INSTALLED)
-	@$(BIN)/python -m compileall -q $(CODE)
+	@$(BIN)/python -m compileall -q -j $(CORES) $(CODE)
 
 # Let pytest cache its rewritten modules, which every process of the suite would compile again otherwise.
 pytest soak test-fast: export PYTHONDONTWRITEBYTECODE =

@@ -186,9 +186,11 @@ def main(document: Path, commands: Any) -> int:
 if __name__ == "__main__":
     installed = sys.path[1:]
     sys.path.insert(0, str(HERE.parents[1]))
+    from tests.crash.zygote import ended
     from tests.docs.commands import Commands, execute
 
     commands = Commands()
     if commands.request is None:
         sys.exit(main(Path(sys.argv[1]), commands))
-    execute(commands.request, installed)
+    with ended():
+        execute(commands.request, installed)

@@ -7,6 +7,7 @@ to be stopped, killed and paused. A server that cannot be had is an error of the
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
-from tests.services.servers import Etcd, Postgres, Redis, Server, Standby
+from tests.services.servers import Etcd, Postgres, Redis, Server, Standby, roomy
 from tests.services.shared import Shared, empty_etcd, empty_postgres, empty_redis
 
 S = TypeVar("S", bound=Server)
@@ -25,7 +26,12 @@ SHARED: pytest.StashKey[Shared] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A place for the servers of the session; in a worker, the one that its controller made."""
+    """A place for the servers of the session; in a worker, the one that its controller made.
+
+    What tests write lies in memory, too. `make soak` has its stores on the disk.
+    """
+    if config.option.markexpr != "soak":
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(roomy()))
     told = getattr(config, "workerinput", None)
     if told is None:
         config.stash[SHARED] = Shared.make()

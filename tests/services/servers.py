@@ -61,14 +61,19 @@ def free_port() -> int:
     raise ServerFailed(f"no free port among {PORTS}")
 
 
-def temporary_directory() -> Path:
-    """Where a new directory may be made: in memory, where there is room.
+def roomy() -> Path:
+    """Where directories of tests are made: in memory, where there is room.
 
-    There, servers wait for their disk as they should, and the tests do not wait for one.
+    There, servers and stores wait for their disk as they should, and the tests do not wait for one.
     """
     memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOMY
-    return (memory if roomy else Path(tempfile.gettempdir())) / f"perdure-test-{uuid.uuid4().hex[:12]}"
+    room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOMY
+    return memory if room else Path(tempfile.gettempdir())
+
+
+def temporary_directory() -> Path:
+    """A new directory, to be made."""
+    return roomy() / f"perdure-test-{uuid.uuid4().hex[:12]}"
 
 
 @contextmanager

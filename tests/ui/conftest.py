@@ -315,12 +315,12 @@ def page(browser: BrowserThread, new_page: Callable[..., Page]) -> Page:
 
 
 @pytest.fixture
-def picture(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Page, str], None]:
-    """Takes pictures of pages for a person to look at, into PERDURE_PICTURES or the directory of the test."""
-    folder = Path(os.environ.get("PERDURE_PICTURES", tmp_path))
-    folder.mkdir(parents=True, exist_ok=True)
+def picture() -> Callable[[Page, str], None]:
+    """Takes pictures of pages for a person to look at, if PERDURE_PICTURES names a directory for them."""
+    folder = os.environ.get("PERDURE_PICTURES")
 
     def take(page: Page, name: str) -> None:
-        page.screenshot(path=folder / f"{name}.png")
+        if folder:
+            page.screenshot(path=Path(folder) / f"{name}.png")
 
     return take
