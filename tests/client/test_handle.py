@@ -30,7 +30,7 @@ from perdure import (
 )
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, holding
 from tests.services.plugin import on_two_stores
 
 
@@ -66,17 +66,7 @@ async def test_awaiting_a_handle_is_awaiting_its_result() -> None:
 
 
 async def test_many_may_wait_for_one_result() -> None:
-    gates = Gates()
-
-    @step
-    async def hold() -> str:
-        await gates.wait("hold")
-        return "held"
-
-    @workflow
-    async def flow() -> str:
-        return await hold()
-
+    gates, flow = holding()
     async with Engine("memory://", [flow]) as engine:
         handle = await engine.start(flow())
         waiting = [asyncio.create_task(handle.result(PATIENCE)) for _ in range(10)]
@@ -88,17 +78,7 @@ async def test_many_may_wait_for_one_result() -> None:
 
 
 async def test_a_timeout_leaves_the_run_going() -> None:
-    gates = Gates()
-
-    @step
-    async def hold() -> str:
-        await gates.wait("hold")
-        return "held"
-
-    @workflow
-    async def flow() -> str:
-        return await hold()
-
+    gates, flow = holding()
     async with Engine("memory://", [flow], recovery=AT_ONCE) as engine:
         handle = await engine.start(flow())
         with pytest.raises(TimeoutError):
@@ -200,17 +180,7 @@ async def test_a_client_starts_a_run_that_an_engine_executes(where: str, tmp_pat
 
 
 async def test_a_client_gets_the_result_of_a_run_that_an_engine_started() -> None:
-    gates = Gates()
-
-    @step
-    async def hold() -> str:
-        await gates.wait("hold")
-        return "held"
-
-    @workflow
-    async def flow() -> str:
-        return await hold()
-
+    gates, flow = holding()
     store = MemoryStore()
     async with Engine(store, [flow]) as engine, connect(store) as client:
         _ = await engine.start(flow(), id="it")

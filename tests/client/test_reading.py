@@ -35,7 +35,7 @@ from perdure.client.views import RunSummary
 from perdure.kernel.events import RunClaimed, RunFinished, RunStarted, StepStarted, StepSucceeded, WaitOpened
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, holding
 
 
 @step
@@ -485,18 +485,7 @@ async def test_the_times_of_a_journal_never_go_back_though_the_clock_does() -> N
 
 @pytest.mark.parametrize("start", [0, 2])
 async def test_follow_gives_the_past_and_then_what_comes_until_the_end(start: int) -> None:
-    gates = Gates()
-
-    @step
-    async def hold() -> str:
-        gates.open("runs")
-        await gates.wait("hold")
-        return "held"
-
-    @workflow
-    async def flow() -> str:
-        return await hold()
-
+    gates, flow = holding()
     store = MemoryStore()
     async with Engine(store, [flow]) as engine, connect(store) as client:
         handle = await engine.start(flow(), id="it")

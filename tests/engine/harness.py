@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perdure import Engine, Invocation, Recovery, RunResult, Step, Workflow, workflow
+from perdure import Engine, Invocation, Recovery, RunResult, Step, Workflow, step, workflow
 from perdure.authoring.code.program import CodeProgram
 from perdure.engine.large_values import Payloads
 from perdure.kernel.commands import Finish, RunStep, StartChild, StartTimer
@@ -25,7 +25,6 @@ from tests.patience import PATIENCE as PATIENCE
 
 # Leaving an engine cancels what is under way at once.
 AT_ONCE = Recovery(grace=0)
-# How long a test waits for what must happen; nothing is measured by it.
 
 
 class FakeClock:
@@ -55,6 +54,23 @@ class Gates:
 
     def clear(self) -> None:
         self._events.clear()
+
+
+def holding() -> tuple[Gates, Workflow[[], str]]:
+    """A workflow of one step, `hold`, which opens the gate "runs", waits at the gate "hold", and returns "held"."""
+    gates = Gates()
+
+    @step
+    async def hold() -> str:
+        gates.open("runs")
+        await gates.wait("hold")
+        return "held"
+
+    @workflow
+    async def flow() -> str:
+        return await hold()
+
+    return gates, flow
 
 
 class Recorded:

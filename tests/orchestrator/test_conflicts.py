@@ -25,7 +25,7 @@ from perdure.ports.journal import Append, Appended, Conflict, Outcome
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryBlobs, MemoryStore
 from perdure.stores.open import open_store
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, replay
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, holding, replay
 
 FOREIGN = SignalReceived("by hand")
 
@@ -357,24 +357,13 @@ async def test_a_run_that_was_ended_by_somebody_else_ends_here_too() -> None:
 
 async def test_of_two_ends_the_first_one_in_the_journal_counts() -> None:
     store = MemoryStore()
-    gates = Gates()
-
-    @step
-    async def last() -> str:
-        gates.open("runs")
-        await gates.wait("end")
-        return "completed"
-
-    @workflow
-    async def flow() -> str:
-        return await last()
-
+    gates, flow = holding()
     async with Engine(store, [flow], recovery=AT_ONCE) as engine:
         handle = await engine.start(flow())
         await gates.wait("runs")
         finished = RunFinished(RunStatus.COMPLETED, Raw(b'"by hand"'))
         await append_by_hand(store, handle.run_id, finished)
-        gates.open("end")
+        gates.open("hold")
         assert await handle.result(PATIENCE) == "by hand"
     assert (await kinds(store, handle.run_id)).count("RunFinished") == 1
 

@@ -39,7 +39,7 @@ from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR, Leases, holder
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, eventually, left_by_a_crash
+from tests.engine.harness import AT_ONCE, PATIENCE, eventually, holding, left_by_a_crash
 
 LEASE = 60.0
 BRIEF = Recovery(lease=LEASE, check_interval=20.0, grace=0)
@@ -201,18 +201,7 @@ async def test_the_older_process_does_not_give_back_the_lease_of_the_newer() -> 
 
 
 async def test_the_end_of_another_is_heard_of_at_once() -> None:
-    gates = Gates()
-
-    @step
-    async def wait() -> str:
-        gates.open("runs")
-        await gates.wait("go")
-        return "done"
-
-    @workflow
-    async def flow() -> str:
-        return await wait()
-
+    gates, flow = holding()
     store = MemoryStore()
     rarely = Recovery(grace=0, check_interval=3600)
     first = await Engine(store, [flow], name="first", recovery=rarely).open()
@@ -222,10 +211,10 @@ async def test_the_end_of_another_is_heard_of_at_once() -> None:
         # It dies without a word, and its lease is taken away.
         first._orchestrator.abort()  # type: ignore[union-attr]
         await first._service.stop()  # type: ignore[union-attr]
-        gates.open("go")
+        gates.open("hold")
         await store.leases.release_all(holder("first", first._orchestrator.session.id))  # type: ignore[union-attr]
         handle = await second.start(flow(), id="it")
-        assert await handle.result(PATIENCE) == "done"
+        assert await handle.result(PATIENCE) == "held"
 
 
 def test_a_lease_that_an_orchestrator_finds_when_it_starts_is_awaited_until_it_ends() -> None:
