@@ -23,6 +23,8 @@ from tests.engine.harness import AT_ONCE, FakeClock, eventually
 
 HEADER = "from tests.divergence import shop\nfrom tests.divergence.shop import executed\n"
 EFFECT = 'def pay(n):\n    executed.append("pay")\n    return n\n'
+BANK = "class Bank:\n    @staticmethod\n    async def paid(n):\n        return {}\n"
+TABLE = "async def paid(n):\n    return {}\nTABLE = {{'paid': paid}}\n"
 BODY = """
 @workflow(name="order")
 async def order(n: int = 7) -> int:
@@ -129,6 +131,21 @@ CHANGES = {
         code(
             'await step_inline("charge", len, f"{n}")\n    await TABLE["pay"](n)\n    _ = f"{n} paid"',
             f"@step  #!\nasync {EFFECT}TABLE = {{'pay': pay.fn}}\n",
+        ),
+        "type",
+    ),
+    "a step that a method calls, in code that may call any": (
+        code("_ = getattr(n, 'real')\n    await Bank.paid(n)", "@step\nasync " + EFFECT + BANK.format("await pay(n)")),
+        code("_ = getattr(n, 'real')\n    await Bank.paid(n)", "async " + EFFECT + BANK.format("await pay(n)  #!")),
+        "type",
+    ),
+    "a step that a function of a table calls, in code that may call any": (
+        code(
+            "_ = getattr(n, 'real')\n    await TABLE['paid'](n)",
+            "@step\nasync " + EFFECT + TABLE.format("await pay(n)"),
+        ),
+        code(
+            "_ = getattr(n, 'real')\n    await TABLE['paid'](n)", "async " + EFFECT + TABLE.format("await pay(n)  #!")
         ),
         "type",
     ),

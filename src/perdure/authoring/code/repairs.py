@@ -24,7 +24,7 @@ from typing import Any
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.call_graph import codes_of
 from perdure.authoring.code.loop import from_here
-from perdure.authoring.code.source import read_source
+from perdure.authoring.code.source import reached, read_source
 from perdure.authoring.code.source_map import parse
 from perdure.authoring.code.step import Step, step
 from perdure.kernel.divergence.model import Divergence
@@ -32,6 +32,7 @@ from perdure.kernel.divergence.repair import Repair
 from perdure.kernel.divergence.source import Source, SourcePart, pairs
 from perdure.kernel.program import Program
 from perdure.kernel.values.raised import is_a
+from perdure.kernel.values.static import attributes_of
 
 Block = Sequence[ast.stmt]
 
@@ -57,6 +58,29 @@ class Hunk:
 
 def repairs(program: Any, recorded: Source, divergence: Divergence) -> Iterator[Repair]:
     """Repairs of a workflow in code, the smallest first."""
+    lost = _lost_function(divergence)
+    # What was a step, and no trial may do what it does. A repair gives the functions of a module other variables: what
+    # methods, tables and other modules call stays as it is.
+    if lost and any(lost in one.__code__.co_names for one in _methods(program.fn)):
+        return
+    former = {id(one) for one in reached(program.fn) if one.__name__ == lost} if lost else set()
+    for repair in _proposed(program, recorded, divergence):
+        if not former or former.isdisjoint(id(one) for one in reached(repair.program.fn)):  # type: ignore[attr-defined]
+            yield repair
+
+
+def _methods(fn: FunctionType) -> Iterator[FunctionType]:
+    """The methods of all classes of a module: which of them are called may be found out only by running the code."""
+    for cls in [found for found in fn.__globals__.values() if is_a(found, type)]:
+        for found in attributes_of(cls).values():
+            method: Any = found
+            if is_a(found, staticmethod) or is_a(found, classmethod):
+                method = found.__func__
+            if is_a(method, FunctionType):
+                yield method
+
+
+def _proposed(program: Any, recorded: Source, divergence: Divergence) -> Iterator[Repair]:
     fn = program.fn
     yield from _renames(program, fn, divergence)
     current = read_source(fn)

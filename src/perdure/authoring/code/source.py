@@ -33,6 +33,14 @@ def read_source(fn: Callable[..., Any], types: Sequence[tuple[str, Any]] = ()) -
     return Source((first, *rest), types=table.encode())
 
 
+def reached(fn: Callable[..., Any]) -> list[FunctionType]:
+    """What `fn` may call, as far as its code shows; itself among them."""
+    walk = _Functions()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    return walk.functions
+
+
 # What the language calls by itself where code makes an object, calls it, enters it or goes through it.
 _CALLED = frozenset(
     [
