@@ -1,4 +1,4 @@
-"""A mypy plugin: a `def` step called outside of async code has the type that its function returns.
+"""A mypy plugin: a `def` step, or node of a graph, called outside of async code has the type that its function returns.
 
     [tool.mypy]
     plugins = ["perdure.mypy_plugin"]
@@ -16,13 +16,16 @@ from mypy.nodes import FuncItem
 from mypy.plugin import MethodContext, Plugin
 from mypy.types import Instance, Type, get_proper_type
 
-_CALL = "perdure.authoring.code.step.DefStep.__call__"
-_INHERITED = "perdure.authoring.code.step.Step.__call__"
+_CALLS = {
+    "perdure.authoring.code.step.DefStep.__call__",
+    "perdure.authoring.code.step.Step.__call__",
+    "perdure.authoring.graph.nodes.DefNode.__call__",
+}
 
 
 class _Perdure(Plugin):
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
-        return _plain_call if fullname in (_CALL, _INHERITED) else None
+        return _plain_call if fullname in _CALLS else None
 
 
 def _plain_call(context: MethodContext) -> Type:
@@ -31,7 +34,7 @@ def _plain_call(context: MethodContext) -> Type:
     function = None if scope is None else scope.current_function()
     if isinstance(function, FuncItem) and function.is_coroutine:
         return context.default_return_type
-    if isinstance(step, Instance) and step.type.name == "DefStep" and len(step.args) == 2:
+    if isinstance(step, Instance) and step.type.name in ("DefStep", "DefNode") and len(step.args) == 2:
         return step.args[1]
     return context.default_return_type
 

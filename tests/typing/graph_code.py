@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict, assert_type  # noqa: F401 - named in a text
 
@@ -123,6 +124,23 @@ assert_type(Graph([one], name="of_graph", output=one), "Graph[..., Any]")
 async def call_plainly() -> None:
     assert_type(await answer("q", []), str)
     await answer(3, [])  # type: ignore[arg-type]
+    assert_type(await answer.fn("q", []), str)
+
+
+@node(outputs="bill")
+def charged(docs: list[Doc]) -> int:
+    return len(docs)
+
+
+@node
+def streamed(query: str) -> Iterator[str]:
+    yield query
+
+
+def are_functions() -> None:
+    assert_type(charged.fn([]), int)
+    charged.fn("x")  # type: ignore[arg-type]
+    streamed.fn(3)  # type: ignore[arg-type]
 
 
 # A mapped node gives a list of what it gives otherwise; a graph in a graph is a node of its output.

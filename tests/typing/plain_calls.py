@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import assert_type
 
 from perdure import step, workflow
+from perdure.graph import node
 
 
 @step
@@ -28,6 +29,16 @@ def parts(item: str) -> Iterator[str]:
     yield item
 
 
+@node
+def price(item: str) -> int:
+    return 1
+
+
+@node(outputs="tax", timeout=5)
+def taxed(price: int) -> float:
+    return 0.2
+
+
 @workflow
 async def send(item: str) -> str:
     return await pack(item) + str(await weigh.options(timeout=1)(item))
@@ -38,6 +49,8 @@ def in_plain_code() -> None:
     assert_type(weigh("lamp"), float)
     assert_type(weigh.options(timeout=1)("lamp"), float)
     assert_type([pack(item) for item in ("lamp", "vase")], list[str])
+    assert_type(price("lamp"), int)
+    assert_type(taxed(1), float)
     pack(7)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import (
     Any,
     Final,
+    Generic,
     ParamSpec,
     Self,
     TypeAlias,
@@ -28,7 +29,16 @@ from msgspec.structs import replace
 
 from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
-from perdure.authoring.code.step import Step, refuse_method, seconds, step
+from perdure.authoring.code.step import (
+    AsyncGeneratorStep,
+    AsyncStep,
+    DefStep,
+    GeneratorStep,
+    Step,
+    refuse_method,
+    seconds,
+    step,
+)
 from perdure.authoring.dataflow.build import END_IS, RESERVED, Draft, Made, Wanted
 from perdure.authoring.dataflow.plan import EACH, PRESENT, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
@@ -198,6 +208,35 @@ class Node(Step[P, R]):
 
     def __repr__(self) -> str:
         return f"<node {self.wiring.name}>"
+
+
+# Type checkers see a node as one of these, as they do a step: `.fn` has the type of the function as it was written.
+
+
+class AsyncNode(Node[P, R]):
+    """A node written as `async def`."""
+
+    fn: Callable[P, Coroutine[Any, Any, R]]
+
+
+class DefNode(Node[P, R]):
+    """A node written as `def`."""
+
+    fn: Callable[P, R]
+
+
+class GeneratorNode(Node[P, list[C]], Generic[P, C]):
+    """A node written as `def` or `async def` that yields."""
+
+    fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]]
+
+
+_NODE_KINDS: dict[type[Step[..., Any]], type[Node[..., Any]]] = {
+    AsyncStep: AsyncNode,
+    DefStep: DefNode,
+    AsyncGeneratorStep: GeneratorNode,
+    GeneratorStep: GeneratorNode,
+}
 
 
 class ProgramNode(Node[P, R]):
@@ -407,13 +446,13 @@ class NodeOptions(WiringOptions, total=False):
 
 
 @overload
-def node(fn: Callable[P, Coroutine[Any, Any, R]], /, **options: Unpack[NodeOptions]) -> Node[P, R]: ...
+def node(fn: Callable[P, Coroutine[Any, Any, R]], /, **options: Unpack[NodeOptions]) -> AsyncNode[P, R]: ...  # type: ignore[overload-overlap]
 @overload
-def node(
+def node(  # type: ignore[overload-overlap]
     fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]], /, **options: Unpack[NodeOptions]
-) -> Node[P, list[C]]: ...
+) -> GeneratorNode[P, C]: ...
 @overload
-def node(fn: Callable[P, R], /, **options: Unpack[NodeOptions]) -> Node[P, R]: ...
+def node(fn: Callable[P, R], /, **options: Unpack[NodeOptions]) -> DefNode[P, R]: ...
 @overload
 def node(program: Program, /, **options: Unpack[WiringOptions]) -> Node[..., Any]: ...
 @overload
@@ -461,11 +500,13 @@ class NodeDecorator:
         self._version = check_text(version, "the version of a node")
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Node[P, R]: ...
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncNode[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]], /) -> Node[P, list[C]]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, AsyncIterator[C]] | Callable[P, Iterator[C]], /
+    ) -> GeneratorNode[P, C]: ...
     @overload
-    def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
+    def __call__(self, fn: Callable[P, R], /) -> DefNode[P, R]: ...
     def __call__(self, fn: Callable[..., Any], /) -> Any:
         return self.make(fn, 2)
 
@@ -490,8 +531,9 @@ class NodeDecorator:
             if isinstance(given, Node):
                 return self._again(given, spec)
         else:
-            spec = step(name=self._name, **self._options).make(given, depth + 1).spec
-        found: Node[..., Any] = Node(spec, self._wired(spec.name), self._outputs)
+            made = step(name=self._name, **self._options).make(given, depth + 1)
+            spec = made.spec
+        found = _NODE_KINDS.get(type(made), Node)(spec, self._wired(spec.name), self._outputs)
         found.version = self._version
         return found
 
