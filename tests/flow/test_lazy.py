@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,33 @@ def test_choices_are_kept_through_crashes(tmp_path: Path) -> None:
         assert report.results["run-0"].output == result
         executed = {one.op.partition(":")[0] for one in report.executions}
         assert executed == set(called.split())
+
+
+@pytest.mark.parametrize(
+    ("form", "output"),
+    [
+        ("{{$if: {{$step: s{0}}}, then: {{$step: s{0}}}, else: {{$step: s{1}}}}}", "{$step: s199}"),
+        ("{{$if: {{$input: x}}, then: {{$step: s{0}}}}}", "{$step: s199}"),
+        ("{{$if: {{$input: x}}, then: {{$step: s{0}}}, else: {{$step: s{1}}}}}", "{$step: s199}"),
+        (
+            "{{$if: {{$step: s{0}}}, then: {{$step: s{0}}}, else: {{$step: s{1}}}}}",
+            "{$if: {$input: x}, then: {$step: s199}}",
+        ),
+        ("{{$if: {{$step: s{2}}}, then: {{$step: s{0}}}}}", "{$step: s199}"),
+        ("{{$coalesce: [{{$step: s{0}}}, {{$step: s{1}}}, {{$step: s{2}}}]}}", "{$step: s199}"),
+    ],
+)
+def test_forms_of_forms_are_settled(tmp_path: Path, form: str, output: str) -> None:
+    """What grows without bounds does not end here, and what recurses meets the limit of it."""
+    steps = [
+        f"  - {{id: s{n}, use: value, with: {form.format(n - 1, n - 2, n // 2) if n > 1 else 1}}}\n" for n in range(200)
+    ]
+    old = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        flow_of(
+            tmp_path,
+            f"inputs: {{x: boolean}}\nexecution: lazy\nsteps:\n{''.join(steps)}output: {output}\n",
+        )
+    finally:
+        sys.setrecursionlimit(old)

@@ -136,7 +136,7 @@ class Failed(Exception):
 class Expression:
     """An expression with its references."""
 
-    __slots__ = ("_bounds", "_guarded", "_made", "_pieces", "_products", "_same", "lone", "references", "text")
+    __slots__ = ("_bounds", "_made", "_pieces", "_products", "_same", "lone", "references", "text")
 
     def __init__(self, text: str) -> None:
         """Raises Wrong if the text is no expression."""
@@ -147,7 +147,7 @@ class Expression:
             # Most expressions are a single reference, and need not be parsed.
             self.references = [Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1])]
             self._made, self._products, self.lone = "_0", [], True
-            self._pieces, self._same, self._guarded, self._bounds = ["", ""], [0], frozenset[int](), _NO_BOUNDS
+            self._pieces, self._same, self._bounds = ["", ""], [0], _NO_BOUNDS
             return
         tokens = _tokens(text)
         _check_syntax(text)
@@ -162,8 +162,7 @@ class Expression:
             end = one.at + len(one.text)
         self._pieces.append(text[end:])
         self._made = self._written(())
-        self._guarded = frozenset(_guarded(tokens, self.references))
-        self._bounds = _bounds(text, tokens, self.references)
+        self._bounds = _bounds(tokens, self.references)
         self._products = list(_products(self._made)) if "*" in self._made else []
         # Whether it is a single reference.
         self.lone = self._made.strip() == "_0"
@@ -181,7 +180,8 @@ class Expression:
                 _check_comparisons(values, self._bounds)
             for operand in self._products:
                 self._check_number(operand, variables)
-            needed = [number for number in lacking if number not in self._guarded]
+            guarded = set(_guarded(_tokens(self.text), self.references)) if lacking else ()
+            needed = [number for number in lacking if number not in guarded]
             made = self._written(needed) if needed else self._made
             result = evaluate(made, **variables)
             if result is None and not evaluate(f"({made}) is defined", **variables):
@@ -382,7 +382,7 @@ class _Bounds(NamedTuple):
 _NO_BOUNDS = _Bounds()
 
 
-def _bounds(text: str, tokens: Sequence[Token], references: Sequence[Reference]) -> _Bounds:
+def _bounds(tokens: Sequence[Token], references: Sequence[Reference]) -> _Bounds:
     """The bounds of an expression. Raises Wrong if a computed default is repeated for each item."""
     joins = sum(token.text in ("+", "~") for token in tokens)
     # A list that is written as text gets quotes, and a list with that text in it gets twice as many.

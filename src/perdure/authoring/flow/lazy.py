@@ -8,6 +8,7 @@ gate needs is a target of that gate. A step that is needed in any case is no tar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from perdure.authoring.flow.tree import Item, Problems, made
 from perdure.authoring.flow.values import Given, Missing, Template
 from perdure.errors import ExpressionFailed
 
+# In how many rounds nodes that wait for each other are settled one after another.
+MOST_ROUNDS = 50
 # Why a node is needed: a choice of a gate; None: it is needed in any case.
 Cause = tuple[str, int] | None
 # Returns the template of an item, and the names of the values that it takes.
@@ -148,36 +151,49 @@ def causes_of(
     """
     gates = {form.gate: form for form in forms}
     found: dict[str, set[Cause]] = {}
-    work: list[tuple[str, Cause]] = [(name, None) for name in (*_all(wanted), *always)]
+    # Causes are followed in the order in which their gates were found: what an earlier gate covers, a later one skips.
+    work: list[tuple[int, int, str, Cause]] = []
+    ranks: dict[str, int] = {}
+
+    def follow(names: Iterable[str], cause: Cause) -> None:
+        rank = -1 if cause is None else ranks.setdefault(cause[0], len(ranks))
+        for name in names:
+            heappush(work, (rank, -len(work), name, cause))
+
+    follow((*_all(wanted), *always), None)
     while work:
-        name, cause = work.pop()
+        _, _, name, cause = heappop(work)
         known = found.setdefault(name, set())
         if cause in known or None in known or (name not in needs and name not in gates):
             continue
+        if cause is not None and (above := found.get(cause[0])) and above <= known:
+            continue  # the node is needed whenever the gate is
         if cause is None:
             known.clear()
         known.add(cause)
         if name in needs:
-            work += [(one, cause) for one in _all(needs[name])]
+            follow(_all(needs[name]), cause)
             continue
-        form = gates[name]
-        work += [(one, cause) for one in _all(form.decides)]
-        for number, choice in enumerate(form.choices):
-            work += [(one, (name, number)) for one in _all(choice)]
+        follow(_all(gates[name].decides), cause)
+        for number, choice in enumerate(gates[name].choices):
+            follow(_all(choice), (name, number))
     found = {name: why for name, why in found.items() if why}
     _reduce(found, gates)
-    while (edge := _circular(found, waits, gates)) is not None:
-        # The gate takes a value that it may choose, so the value is needed whenever the gate decides.
-        gate, name = edge
-        found[name] |= found[gate]
+    rounds = 0
+    while edges := _circular(found, waits, gates):
+        # The gate takes a value that it may choose, so the value is needed whenever the gate decides. The first may
+        # settle the others, so they are taken one by one; after many rounds, all at once.
+        rounds += 1
+        for gate, name in edges[: 1 if rounds < MOST_ROUNDS else None]:
+            found[name] |= found[gate]
         _reduce(found, gates)
     return found
 
 
 def _circular(
     found: Mapping[str, set[Cause]], waits: Mapping[str, Iterable[str]], gates: Mapping[str, Form]
-) -> tuple[str, str] | None:
-    """A gate that waits, directly or not, for a node that it chooses; None if there is none."""
+) -> list[tuple[str, str]]:
+    """The gates that wait, directly or not, for a node that they choose, each with that node."""
     behind: dict[str, set[str]] = {name: set() for name in found}
     for name, why in found.items():
         before = gates[name].chooses.values if name in gates else waits.get(name, ())
@@ -195,15 +211,12 @@ def _circular(
             if not left[name]:
                 ready.append(name)
         del left[done]
-    return next(
-        (
-            (cause[0], name)
-            for name in left
-            for cause in sorted(one for one in found[name] if one is not None)
-            if cause[0] in left and not found[cause[0]] <= found[name]
-        ),
-        None,
-    )
+    return [
+        (cause[0], name)
+        for name in left
+        for cause in sorted(one for one in found[name] if one is not None)
+        if cause[0] in left and not found[cause[0]] <= found[name]
+    ]
 
 
 def _all(need: Need) -> list[str]:
@@ -213,16 +226,21 @@ def _all(need: Need) -> list[str]:
 def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
     """Leave out choices that are made only if the node is needed anyway."""
 
-    def implied(cause: Cause, by: set[Cause], seen: frozenset[str]) -> bool:
-        """Whether a node with these causes is needed whenever this cause holds."""
-        if cause in by or None in by:
+    def implied(cause: Cause, by: set[Cause]) -> bool:
+        """Whether a node with these causes is needed whenever this cause holds: no other way leads to this cause."""
+        if None in by:
             return True
-        if cause is None or cause[0] in seen:
-            return False
-        gate, seen = cause[0], seen | {cause[0]}
-        if all((gate, number) in by for number in range(len(gates[gate].choices))):
-            return True
-        return all(implied(one, by, seen) for one in found[gate])
+        work, seen = [cause], set[str]()
+        while work:
+            one = work.pop()
+            if one is None:
+                return False
+            gate = one[0]
+            if one in by or gate in seen or all((gate, number) in by for number in range(len(gates[gate].choices))):
+                continue
+            seen.add(gate)
+            work += found[gate]
+        return True
 
     changed = True
     while changed:
@@ -235,7 +253,7 @@ def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
                 if all((gate, number) in why for number in range(len(gates[gate].choices))):
                     # Every choice of the gate needs the node, so it is needed if the gate is.
                     rest = {one for one in why if one is None or one[0] != gate} | found[gate]
-                elif implied(cause, why - {cause}, frozenset()):
+                elif len(why) > 1 and implied(cause, why - {cause}):
                     rest = why - {cause}
                 else:
                     continue
@@ -248,10 +266,12 @@ def _reduce(found: dict[str, set[Cause]], gates: Mapping[str, Form]) -> None:
 
 def gates_of(forms: Iterable[Form], found: Mapping[str, set[Cause]]) -> list[Draft]:
     """The gates that have targets."""
+    targets: dict[Cause, list[str]] = {}
+    for name, why in found.items():
+        for cause in why:
+            targets.setdefault(cause, []).append(name)
     chosen = {
-        form.gate: [[name for name, why in found.items() if (form.gate, number) in why] for number in range(2)]
-        for form in forms
-        if form.gate in found
+        form.gate: [targets.get((form.gate, number), []) for number in range(2)] for form in forms if form.gate in found
     }
     # A gate without targets is left out, and is no target of others.
     while empty := [gate for gate, choices in chosen.items() if not any(choices)]:
