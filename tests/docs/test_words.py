@@ -31,7 +31,7 @@ ORDINARY = {
     *("instance", "execution", "generation", "tick", "task", "activity", "message", "log", "option", "server", "node"),
     *("lock", "rollback", "override", "trigger", "semaphore", "channel", "pop", "dependency", "service", "event"),
     *("suspend", "dump", "archive", "checkpoint", "branch", "restart", "garbage collection", "cron job", "ticket"),
-    *("show", "look", "tell", "hear", "attachment", "repository", "pipeline", "reindex", "purge", "preference"),
+    *("show", "look", "tell", "attachment", "repository", "pipeline", "reindex"),
 }
 # The forms of a word that an ending does not make.
 FORMS = {

@@ -327,15 +327,15 @@ class _Developing:
         answer = await process.channel.receive()
         if not isinstance(answer, Serving):
             process.left.set()
-            why = answer.problem if isinstance(answer, Broken) else "what went wrong stands above"
+            why = answer.problem if isinstance(answer, Broken) else "see the error above"
             raise Problem(f"{self._config.module} cannot be executed: {why}")
 
-        async def heard() -> None:
+        async def receive() -> None:
             while isinstance(await process.channel.receive(), Take):
                 self._took.set()
             process.left.set()
 
-        self._hearing = asyncio.create_task(heard())
+        self._receiving = asyncio.create_task(receive())
         self._spare = spare or await self._another()
 
     async def _another(self) -> _Process:

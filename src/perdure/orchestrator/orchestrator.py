@@ -208,7 +208,7 @@ class Orchestrator:
     # --- what the writer reports ----------------------------------------------------------------------------------
 
     def _started(self, driver: Driver) -> None:
-        # Before its first steps are called: a caller that waits for the result then hears of it from memory.
+        # Before its first steps are called: a caller that waits for the result is then notified from memory.
         if driver.run_id in self._starting:
             self.runs.move(self.runs.slot(driver.run_id), ACTIVE)
 

@@ -69,7 +69,7 @@ class Database:
     async def listen(self, channel: str) -> None:
         """Begin to listen."""
         self.channel = channel
-        await self._hear()
+        await self._listen()
         self._listening = asyncio.get_running_loop().create_task(self._keep_listening())
 
     async def close(self) -> None:
@@ -319,7 +319,7 @@ class Database:
         """The listening connection, if there is one."""
         return self._listener if self._listener is not None and not self._listener.closed else None
 
-    async def _hear(self) -> None:
+    async def _listen(self) -> None:
         connection = await self.connect()
         ended = asyncio.Event()
         self._silence = ended
@@ -345,7 +345,7 @@ class Database:
         while True:
             await self._silence.wait()
             try:
-                await self._hear()
+                await self._listen()
                 pause = config.first_pause
             except Exception as error:
                 if pause == config.longest_pause:

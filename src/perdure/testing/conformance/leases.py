@@ -208,20 +208,20 @@ class LeasesConformance(RenewalConformance):
         # Long enough not to end by itself on a slow machine.
         await store.leases.acquire("orchestrator:b", "b", 100 * TTL, now)
         await store.leases.acquire("lock:c", "a", TTL, now)
-        heard = asyncio.ensure_future(anext(aiter(second.leases.watch("orchestrator:"))))
+        noticed = asyncio.ensure_future(anext(aiter(second.leases.watch("orchestrator:"))))
         for _ in range(10):
             await asyncio.sleep(0)
         await store.leases.release_all("a")
         try:
             if self.pushes:
                 async with asyncio.timeout(10):
-                    while not heard.done():
-                        # Watching may have begun too late to hear the first time.
+                    while not noticed.done():
+                        # Watching may have begun too late to notice the first time.
                         await store.leases.acquire("orchestrator:a", "a", TTL, now)
                         await store.leases.release_all("a")
-                        await asyncio.wait([heard], timeout=0.05)
-                assert await heard == "orchestrator:a"
-            assert heard.done() is self.pushes
+                        await asyncio.wait([noticed], timeout=0.05)
+                assert await noticed == "orchestrator:a"
+            assert noticed.done() is self.pushes
         finally:
-            heard.cancel()
-            await asyncio.wait([heard])
+            noticed.cancel()
+            await asyncio.wait([noticed])
