@@ -417,6 +417,15 @@ async def test_a_batch_says_what_its_rows_wait_for(any_store: Store) -> None:
         assert str(why).startswith("for the items of row:0[0-0]: for step row:0[0]/render:0 in queue `gpu`: ")
 
 
+async def test_a_batch_without_a_worker_names_the_program_of_its_rows() -> None:
+    store = MemoryStore()
+    async with Engine(store, [], name="w1") as engine:
+        await registered(engine, "w1")
+        async with connect(store) as client:
+            _ = await client.start_batch(film, [[1]], id="films")
+            assert str(await told(client, "films", "no worker")) == "no worker has `film` (alive: w1)"
+
+
 async def test_a_page_is_explained_with_few_statements_however_many_runs_it_has() -> None:
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, ALL, on_commit=recorded) as engine:

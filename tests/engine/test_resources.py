@@ -25,6 +25,7 @@ from perdure import (
     step_inline,
     workflow,
 )
+from perdure.graph import node
 from tests.engine.cpu_steps import load_model, use_db, use_model
 from tests.engine.harness import PATIENCE
 
@@ -217,6 +218,13 @@ def test_a_step_or_workflow_on_a_method_says_what_to_write_instead() -> None:
         class Fifth:
             @workflow
             async def fulfil(self, n: int) -> int:
+                return n
+
+    with pytest.raises(TypeError, match=r'@node on the method .*Sixth\.price.*`@node def price.*resource\("sixth"\)'):
+
+        class Sixth:
+            @node
+            def price(self, n: int) -> int:
                 return n
 
 

@@ -68,7 +68,8 @@ class World:
 
     def without(self, program: str, version: str, queue: str) -> str:
         """Why no orchestrator can claim a run of this program and version; empty if one may."""
-        what = f"the step `{program.removeprefix(REMOTE)}`" if program.startswith(REMOTE) else f"`{program}`"
+        needed = program.removesuffix(BATCH)
+        what = f"the step `{needed.removeprefix(REMOTE)}`" if needed.startswith(REMOTE) else f"`{needed}`"
         if not self.orchestrators:
             return f"no worker has {what}: none is alive"
         for name in self.orchestrators:
@@ -76,8 +77,8 @@ class World:
             if known is None or known.may_take(program, version, queue):
                 return ""
         if versions := self.versions(program, queue):
-            return f"no worker has version {version} of `{program}` ({versions})"
-        anywhere = any(program.removesuffix(BATCH) in (known.programs or ()) for known in self.registered.values())
+            return f"no worker has version {version} of `{needed}` ({versions})"
+        anywhere = any(needed in (known.programs or ()) for known in self.registered.values())
         which = f" of queue `{queue}`" if queue and anywhere else ""
         return f"no worker has {what}{which} (alive: {some_of(sorted(self.orchestrators))})"
 

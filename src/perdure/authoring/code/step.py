@@ -290,12 +290,12 @@ def refuse_method(fn: Any, what: str) -> None:
         return
     first = next(iter(inspect.signature(plain).parameters), "")
     if isinstance(fn, classmethod) or first in ("self", "cls"):
-        short = plain.__name__
+        short, kind = plain.__name__, "node" if what == "node" else "step"
         raise TypeError(
             f"@{what} on the method {name}: it is called by its name, in any process, where there is no {inside} to "
             f"call it on. Write a function, and get what {first or 'cls'} holds with resource() in a step: "
             f'Engine(resources={{"{inside.lower()}": {inside}(...)}}), and '
-            f'`@step def {short}(...): return resource("{inside.lower()}").{short}(...)`'
+            f'`@{kind} def {short}(...): return resource("{inside.lower()}").{short}(...)`'
         )
 
 

@@ -531,6 +531,7 @@ class NodeDecorator:
             if isinstance(given, Node):
                 return self._again(given, spec)
         else:
+            refuse_method(given, "node")
             made = step(name=self._name, **self._options).make(given, depth + 1)
             spec = made.spec
         found = _NODE_KINDS.get(type(made), Node)(spec, self._wired(spec.name), self._outputs)
