@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
 
 from perdure import Engine, workflow
-from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy
+from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease
 from perdure.stores.machine import Name, shared_folder
-from perdure.stores.memory.store import MemoryStore
-from perdure.stores.witness import WitnessedLeases
+from perdure.stores.memory.store import MemoryLeases, MemoryStore
+from perdure.stores.witness import WitnessConfig, WitnessedLeases
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +111,35 @@ os.kill(os.getpid(), signal.SIGKILL)
         leases.close()
 
     asyncio.run(scenario())
+
+
+async def test_a_holder_that_was_looked_for_before_it_had_its_lease_is_watched_as_well() -> None:
+    """Its file is there first. Nothing else tells of its death: the lease is in force for an hour."""
+    looked = asyncio.Event()
+
+    class Backend(MemoryLeases):
+        async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+            found = await super().live(prefix, now)
+            looked.set()
+            return found
+
+        async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+            looked.clear()
+            await looked.wait()
+            return await super().acquire(key, owner, ttl, now)
+
+    backend = Backend()
+    watching = WitnessedLeases(backend, "store", config=WitnessConfig(poll_interval=0.001))
+    holder = WitnessedLeases(backend, "store")
+    ends = watching.watch(ORCHESTRATOR)
+    first = asyncio.ensure_future(anext(ends))
+    async with asyncio.timeout(PATIENCE):
+        await looked.wait()
+        await holder.acquire(f"{ORCHESTRATOR}other", "other", 3600.0, 1.0)
+        looked.clear()
+        await looked.wait()
+        assert holder._presence is not None
+        holder._presence.abandon("other")  # as its process does by ending
+        assert await first == f"{ORCHESTRATOR}other"
+    assert isinstance(ends, AsyncGenerator)
+    await ends.aclose()

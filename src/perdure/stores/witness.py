@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from perdure.errors import NotOwner, StoreUnavailable
@@ -72,7 +74,11 @@ class WitnessedLeases:
                         await self._free(lease.key, lease.owner)
         while True:
             result = await self._leases.acquire(key, owner, ttl, now)
-            if isinstance(result, Acquired) or not self._is_dead(key, result.owner):
+            if isinstance(result, Acquired):
+                if witness is not None and key.startswith(ORCHESTRATOR):
+                    witness.show()
+                return result
+            if not self._is_dead(key, result.owner):
                 return result
             await self._free(key, result.owner)
 
@@ -144,7 +150,7 @@ class WitnessedLeases:
             known: dict[str, str] = {}
             seen: object = None
             while True:
-                # A new holder creates a file in the folder, which changes the folder's mtime.
+                # A new holder creates a file in the folder, and shows it once it has its lease: both change the mtime.
                 current = witness.version()
                 if current != seen:
                     seen, before = current, known
@@ -221,8 +227,14 @@ class Presence:
         finally:
             os.close(file)
 
+    def show(self) -> None:
+        """Let others look again: who looked when the lock file was new has not found the lease that followed it."""
+        now = time.time_ns()  # finer than what the system writes there
+        with suppress(OSError):
+            os.utime(self._folder, ns=(now, now))
+
     def version(self) -> object:
-        """Changes when a lock file is created or removed, and not when a holder dies."""
+        """Changes when a lock file is created, shown or removed, and not when a holder dies."""
         try:
             return os.stat(self._folder).st_mtime_ns
         except OSError:
