@@ -222,7 +222,7 @@ class Client:
     def values(self, id: str, at: str | int | None = None) -> dict[str, Any]:
         """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op."""
     def history(self, id: str) -> Sequence[GraphCheckpoint]:
-        """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
+        """The state of a graph's run after each op that ended, in order: values, open ops and questions."""
     def diagram(
         self, id: str, *, format: Literal["mermaid", "dot", "json"] = "mermaid", depth: int | None = None
     ) -> str:

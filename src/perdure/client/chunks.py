@@ -1,4 +1,4 @@
-"""The open chunks of a run: each is a run of its own, and its questions count as questions of the run."""
+"""The open chunks of a run: each is a run itself, and its questions count as questions of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OpenChunk(msgspec.Struct, frozen=True):
     state: RunState
 
     def questions(self, name: str) -> list[str]:
-        """The op paths, in the run of the chunk, of questions with a name; or of the one at a path of the run."""
+        """The op paths, in the chunk's run, of the questions with a name, or of the one at a path of the run."""
         found = (op for op in questions(self.state) if self.state.ops[op].opened is not None)
         return [op for op in found if name in (f"{self.scope}{op}", self.state.ops[op].name.rpartition("/")[2])]
 
@@ -32,7 +32,7 @@ def answered(state: RunState, op: str, scope: str = "") -> set[str]:
 
 
 class ChunkReader:
-    """Reads the open chunks of a run, of each only the events that it has not read before."""
+    """Reads the open chunks of a run; of each chunk, only events that it has not read before."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

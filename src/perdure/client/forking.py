@@ -56,13 +56,13 @@ from perdure.kernel.values.items import parts_of
 from perdure.kernel.values.signatures import misfit
 from perdure.ports.appends import create
 
-# An outcome that has not been read.
+# Stands for an outcome that has not been read.
 _UNKNOWN: Any = object()
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 
 
 class Forks:
-    """Creates runs with the past of others, which stay as they are."""
+    """Creates runs with the past of other runs, which do not change."""
 
     def __init__(self, base: StoreClient, gateway: RunGateway, handles: Handles) -> None:
         self._base, self._gateway, self._handles = base, gateway, handles
@@ -183,14 +183,14 @@ class Forks:
             await self._gateway.check_replay(run.id, run_id, past)
             if await self._succeed(run, state.next_seq, ending, plan.Start(run_id, [*past[0].events])):
                 return self._handle(started.id, run_id, started)
-            # Another event came first, or what the run has done was only in memory.
+            # Another event came first, or the latest events of the run were only in memory.
             await self._gateway.flush(run)
             run, batches = await self.origin(id)
             if run.run_id == run_id:
                 return self._handle(started.id, run_id, started)
 
     async def _succeed(self, run: RunRow, seq: int, events: Sequence[AnyEvent], next: plan.Start) -> bool:
-        """End a run at this number, and begin the next one in the same commit; False if it has come further."""
+        """End a run at this number, and begin the next one in the same commit; False if the run has newer events."""
         chunks: list[str] = []
 
         def decide(state: RunState) -> Sequence[AnyEvent] | bool:
@@ -222,7 +222,7 @@ class Forks:
         found = ops(batches)
         began = {path: one.began for path, one in found.items() if end is None or one.began < end}
         again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()
-        # Outcomes of ops in chunks, and what depends on them there; items of which nothing is kept.
+        # Outcomes of ops in chunks, the ops that depend on them there, and items that run again as a whole.
         inside, behind, dropped = dict[str, Any](), list[str](), set[str]()
         given = (await self._base.payloads.with_input(batches)).input
         names = set(msgspec.json.decode(named_input(given, forks.claimed_names(batches))))
@@ -280,7 +280,7 @@ class Forks:
         return outcomes
 
     def _check_types(self, run: RunRow, flow: Dataflow, outcomes: Mapping[str, Any]) -> None:
-        """Refuse outcomes that are not of the types that the nodes give."""
+        """Refuse outcomes that do not have the types of the nodes' values."""
         codec = self._base.codec
         for op, value in outcomes.items():
             what = f"the value of {op}"
@@ -313,7 +313,7 @@ class Forks:
         return known
 
     async def _dataflow(self, run: RunRow, batches: Sequence[Batch]) -> Dataflow | None:
-        """The dataflow of a graph, also if only its structure is known."""
+        """The dataflow of a graph, from its code or its stored structure."""
         program = self._gateway.find_program(run.program, run.version) or await self._base.stored_program(batches)
         return None if program is None else program.dataflow
 
@@ -381,7 +381,7 @@ class Forks:
                 refused = refused or error
         if refused is not None:
             raise refused
-        # Without the code: something has to be called again, or the run would fail the same way.
+        # Without the code, check only that something is called again; otherwise the run would fail in the same way.
         without = next((one for one in candidates if one.ops), candidates[0])
         return retried(batches, without, started, now)
 
@@ -433,7 +433,7 @@ class Forks:
             if found is not None:
                 former = found[0]
                 if end and not former.status.finished:
-                    # Its parent no longer waits for it. Let the items under way end, and keep their outcomes.
+                    # Its parent no longer waits for it. Let its running items end, and keep their outcomes.
                     await self._messages.cancel(former.run_id, DRAIN)
                     await self._base.watch.wait_for_end(former.run_id)
                 batches = await store.journal.read(former.run_id)
@@ -454,7 +454,7 @@ class Forks:
         return found
 
     async def _edits_of_chunk(self, parent: str, chunk: str) -> tuple[dict[str, dict[str, Raw]] | None, dict[str, Raw]]:
-        """Other arguments and outcomes that a run gives to ops of a chunk of it, by their paths in the chunk."""
+        """The edited arguments and outcomes for ops of a chunk, by their paths in the chunk."""
         inputs: dict[str, dict[str, Raw]] = {}
         values: dict[str, Raw] = {}
         within = chunk.rfind("/") + 1
@@ -469,7 +469,7 @@ class Forks:
     # --- in common ------------------------------------------------------------------------------------------------
 
     async def origin(self, id: str) -> tuple[RunRow, Sequence[Batch]]:
-        """A run whose past others may begin with, and its journal."""
+        """A run that another one can be forked from, and its journal."""
         run, _ = await self._base.require(id)
         if run.root:
             path = child_path(run)
@@ -544,7 +544,7 @@ async def create_with_past(base: StoreClient, run_id: str, past: Sequence[Batch]
 
 
 async def keep_blobs(base: StoreClient, run_id: str, past: Sequence[Batch]) -> None:
-    """See to it that the blobs of a past are in the store when its run is."""
+    """Ensure that the blobs of a past are in the store when its run is."""
     for blob in blobs_of(list(past)):
         # Put it again, so that it stays even if its run is pruned at this moment.
         data = await base.store.blobs.get(blob)
@@ -562,7 +562,7 @@ _HINTS = {
 
 
 def _check_values(id: str, batches: Sequence[Batch], values: Mapping[str, Value]) -> None:
-    """Refuse signals and answers that do not fit what was recorded of their types, where the code is not here."""
+    """Without the code: refuse signals and answers that do not fit the recorded types."""
     found = ops(batches)
     edited = {find(found, path).path: value for path, value in values.items()}
     for event in events_in(batches):
@@ -585,7 +585,7 @@ def refused(id: str, error: Exception) -> Exception:
 
 
 def _ran(found: Mapping[str, Op], began: Mapping[str, int]) -> dict[str, int]:
-    """The ops without those that a condition skipped, which made no value."""
+    """The ops, except for those that a condition skipped, which have no value."""
     return {path: at for path, at in began.items() if found[path].kind != "when"}
 
 
@@ -595,7 +595,7 @@ def _check_condition(name: str, value: Any, found: Mapping[str, Op]) -> None:
 
 
 def _has_kept(batches: Sequence[Batch]) -> bool:
-    """Whether a chunk took over what it keeps; one that was cancelled before has run nothing, and has no results."""
+    """Whether a chunk took over the outcomes that it keeps; a chunk that was cancelled before that has no results."""
     started = forks.started_of(batches)
     if started.remote is None or started.remote.map is None or not started.remote.map.past:
         return True
@@ -603,7 +603,7 @@ def _has_kept(batches: Sequence[Batch]) -> bool:
 
 
 def _failed_rows(run: RunRow, batches: Sequence[Batch]) -> list[str]:
-    """The chunks of a batch that has ended in which rows have failed."""
+    """The chunks with failed rows of a batch that has ended."""
     if not run.program.endswith(BATCH) or not run.status.finished:
         return []
     found = chunks(batches, OP)

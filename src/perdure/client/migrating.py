@@ -1,4 +1,4 @@
-"""Move runs of flows to another version of their flow: tried first, and then in one commit. Executes nothing."""
+"""Move runs of flows to another version of their flow: after a trial replay, in one commit. Executes nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _FIX = (
 
 
 class TriedRun(msgspec.Struct, frozen=True):
-    """An open run of another version, and why it does not fit; it does if there is no `reason`."""
+    """An open run of another version. It fits unless there is a `reason`."""
 
     id: str
     run_id: str
@@ -122,7 +122,7 @@ class Migrations:
         if run.version == flow.version:
             raise CannotMigrate(run.id, f"it has version {flow.version} already")
 
-    # --- runs that go on --------------------------------------------------------------------------------------------
+    # --- open runs --------------------------------------------------------------------------------------------------
 
     async def _moved(self, id: str, flow: Program, op: str | None, by: str) -> RunHandle[Any]:
         """End a run, and continue it in a new journal, in one commit."""
@@ -153,7 +153,7 @@ class Migrations:
     async def _tried(
         self, run: RunRow, batches: Sequence[Batch], flow: Program, op: str | None
     ) -> tuple[str, list[Batch]]:
-        """The journal that a run has under another version, and its run_id. Raises CannotMigrate if it does not fit."""
+        """The journal of a run under another version, and its new run_id. Raises CannotMigrate if it does not fit."""
         now, state = self._base.clock.now(), fold(run.run_id, batches)
         if state.cancel_requested is not None:
             raise CannotMigrate(run.id, "it is being cancelled")
@@ -169,7 +169,7 @@ class Migrations:
             version=flow.version,
             structure=flow.structure,
             deadline=before.deadline,
-            # What is under way begins again, as after a crash; before an op, it is another call.
+            # Open attempts begin again, as after a crash; before an op, it is another call.
             keys=(before.keys or run.run_id) if op is None else "",
             **{name: getattr(before, name) for name in place},
         )
@@ -183,7 +183,7 @@ class Migrations:
             raise CannotMigrate(run.id, error)
         return run_id, past
 
-    # --- runs that have failed --------------------------------------------------------------------------------------
+    # --- failed runs ------------------------------------------------------------------------------------------------
 
     async def _retried(
         self, run: RunRow, batches: Sequence[Batch], flow: Program, by: str, dry_run: bool
@@ -277,13 +277,13 @@ def _started(past: Sequence[Batch]) -> RunStarted:
 
 
 def _children(past: Sequence[Batch]) -> Iterable[tuple[str, str]]:
-    """The programs of children that are no part of the flow, with their versions."""
+    """The programs of children that are not part of the flow, with their versions."""
     events = (event for batch in past for event in batch.events if isinstance(event, ChildStarted))
     return dict.fromkeys((event.program, event.version) for event in events if event.structure or event.version)
 
 
 def _check_kept(replay: Replay) -> None:
-    """Refuse to do again what is done, with other arguments: a replay that has begun what a retry begins with."""
+    """Refuse to run finished ops again with other arguments: check the ops with which the retried run begins."""
     kept = replay.state.kept
     for op in replay.open_steps:
         if kept is not None and op in kept.entries and kept.entries[op].kind == "succeeded":
@@ -291,13 +291,13 @@ def _check_kept(replay: Replay) -> None:
 
 
 def _again(batches: Sequence[Batch], past: Sequence[Batch]) -> list[str]:
-    """The ops of a run that its next journal does not have: they run again."""
+    """The ops of a run that are not in its next journal, so that they run again."""
     kept = ops(past)
     return [path for path, op in ops(batches).items() if op.kind in ("step", "remote") and path not in kept]
 
 
 async def _in_callback(work: Callable[[], T]) -> T:
-    """Call something outside of any task: bodies must not be driven inside one."""
+    """Call a function outside of any task, because bodies must not be driven inside one."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

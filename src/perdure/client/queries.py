@@ -105,9 +105,9 @@ SEARCHED, COUNTED, BUCKETS = 100_000, 100_000, 1000
 JOURNALS_READ = 8 * 1024 * 1024
 # How many bytes of journals are read and folded in one turn of the event loop.
 TOGETHER = 64 * 1024
-# What comes of folding a journal that no engine could have written.
+# Errors from folding a journal that no engine could have written.
 _UNREADABLE = (LookupError, AssertionError, msgspec.MsgspecError)
-# For how many runs of a page it is read why those that execute their remote steps make no progress.
+# For how many runs of a page the runs of their remote steps are explained as well.
 EXECUTORS_READ = 20
 # How many queued runs are counted to say how many are ahead of one.
 QUEUED_READ = 1000
@@ -115,7 +115,7 @@ QUEUED_READ = 1000
 ASKING_PAGE = 200
 # No name is longer, not even an id of a child, which is made of several.
 MAX_ASKED = 10_000
-# More runs, events or chunks than there can be.
+# More runs, events or chunks than any store has.
 UNBOUNDED = 2**53
 
 
@@ -182,7 +182,7 @@ class Queries:
         # No index has tags and values: a search ends before it has gone through years of runs.
         searching = bool(filter.tags) or filter.match is not None
         floor = await self._base.store.runs.nth(SEARCHED - 1, cursor) if searching else None
-        # One more than asked for shows whether there is another page.
+        # One more row than requested shows whether there is another page.
         filter = replace(filter, limit=limit + 1, cursor=cursor, floor=floor or "")
         if programs is None:
             found = await self._base.store.runs.list(filter)
@@ -235,7 +235,7 @@ class Queries:
         wanted = [*status] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
         statuses = [_status(s) for s in wanted if s is not None]
         if status is not None and not statuses:
-            # To the store, no status means any: what was to select no run would select all.
+            # To the store, no status means any status, so an empty selection would select all runs.
             raise UsageError(f"{call}(status={status!r:.80}) names no status; leave it out to select runs in any")
         return RunFilter(
             status=statuses,
@@ -493,13 +493,13 @@ class Queries:
         return {name: self._value(name, value) for name, value in values.items()}
 
     def _value(self, name: str, value: Any) -> Any:
-        """A value as it is shown: items are read when they are asked for."""
+        """A value for display: items are read on demand."""
         if not isinstance(value, dict) or KEY not in value:
             return value
         return self._base.codec.decode(msgspec.json.encode(value), Items, f"the value {name!r}")
 
     async def history(self, id: str) -> Sequence[GraphCheckpoint]:
-        """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
+        """The state of a graph's run after each op that ended, in order: values, open ops and questions."""
         run, _ = await self._base.require(id)
         batches = await self._base.store.journal.read(run.root or run.run_id)
         return (await self._checkpoints(run, batches))[:-1]
@@ -536,7 +536,7 @@ class Queries:
                 op = op.removeprefix(prefix)
                 value = Raw(b"")
                 if "/" in op:
-                    pass  # of a graph inside
+                    pass  # an op of a nested graph
                 elif isinstance(event, StepSucceeded) or (
                     isinstance(event, ChildFinished) and event.status in (RunStatus.COMPLETED, RunStatus.BAILED)
                 ):
@@ -546,7 +546,7 @@ class Queries:
                 elif isinstance(event, ValueRecorded) and event.kind == "map":
                     value = _known_results(event.value)
                 if isinstance(event, StepOutcome | ChildFinished) and "/" not in op and flow.stands_for(op):
-                    # In place of the result of an item that has none.
+                    # Replaces the result of an item that has none.
                     value = NULL if not value or why_no_result(value) is not None else value
                 if value and why_no_result(value) is None:
                     for name, made in flow.named(op, _with_items(op, plain_result(value), mapped)).items():
@@ -575,20 +575,20 @@ class Queries:
         run, _ = await self._base.require(id)
         known = self._gateway.find_program(run.program, run.version)
         if known is not None and known.dataflow is None:
-            return known.drawn({}, format, depth)  # says that it has no diagram
+            return known.drawn({}, format, depth)  # raises that it has no diagram
         batches = await in_slices(self._base.store.journal, run.root or run.run_id)
         program = await self._program(run, batches)
         if program is None:
             raise UsageError(f"{run.id!r} is a run of {run.program}, which is not a graph that is known here")
         inside = f"{child_path(run)}/" if run.root else ""
         statuses = await asyncio.to_thread(op_statuses, batches)
-        # What did not run has no event.
+        # Nodes that did not run have no events.
         statuses |= {step.path: step.status for step in await self.steps(id) if step.path not in statuses}
         own = {path.removeprefix(inside): status for path, status in statuses.items() if path.startswith(inside)}
         return program.drawn(own, format, depth)
 
     async def _program(self, run: RunRow, batches: Sequence[Batch]) -> Program | None:
-        """The program of a run, from here or from its stored structure; None if neither is known."""
+        """The program of a run, from this process or from its stored structure; None if neither is known."""
         found = self._gateway.find_program(run.program, run.version)
         return found or await self._base.stored_program(batches, child_path(run))
 
@@ -711,7 +711,7 @@ class Queries:
         return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
 
     async def _as_asked(self, row: RunRow, views: Sequence[ApprovalView]) -> Sequence[ApprovalView]:
-        """Questions under the run that asks them: of the items of a chunk, that is the run with the map."""
+        """Questions under the run that asks them. For items of a chunk, that is the run with the map."""
         while row.program.startswith(MAP):
             parent = await self._base.store.runs.get(row.parent)
             if parent is None:
@@ -879,7 +879,7 @@ def _status(value: RunStatus | str) -> RunStatus:
 
 
 def _whole(value: int, what: str, least: int, meaning: str) -> int:
-    """A count or a place, checked; one that is beyond anything in a store as what every store can be asked for."""
+    """A checked count or position. One beyond anything in a store becomes the largest that stores accept."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{what}={value!r:.60}): {meaning}")
     return min(value, UNBOUNDED)
@@ -896,7 +896,7 @@ def _timestamp(at: datetime | None, what: str) -> float | None:
 
 
 def _match(search: str | None, call: str) -> Match | None:
-    """What is searched for: `input.customer=ann`, `output.total=17`, or `error=timed out`."""
+    """The parsed search: `input.customer=ann`, `output.total=17`, or `error=timed out`."""
     if search is None or search == "":
         return None
     if isinstance(search, str):
@@ -917,7 +917,7 @@ def _match(search: str | None, call: str) -> Match | None:
 
 
 def _named(name: str | None, what: str, meaning: str) -> str | None:
-    """A name, checked: refuses what no name has, and what stores would compare in ways of their own."""
+    """A checked name: refuses characters that no name has, or that stores would compare differently."""
     if name is None:
         return None
     if not isinstance(name, str) or not name:
@@ -929,7 +929,7 @@ def _named(name: str | None, what: str, meaning: str) -> str | None:
 
 
 def _of(run: RunRow, found: list[Entry]) -> list[Entry]:
-    """The entries that are a run's own: all of a root's journal, or those about a child and what is in it."""
+    """The entries of a run: the whole journal for a root, or the entries about a child and everything in it."""
     path = child_path(run)
     if not path:
         return found
@@ -946,7 +946,7 @@ def _ends(run: RunRow, entry: Entry) -> bool:
 
 
 def _known_results(recorded: Raw) -> Raw:
-    """The results that a map has from the beginning; nothing if its items make them."""
+    """The results that a caller has given a map; empty if its items produce them."""
     shape = msgspec.json.decode(recorded, type=MapShape)
     return shape.results if shape.results != NULL else Raw(b"[]" if not shape.n else b"")
 

@@ -1,4 +1,4 @@
-"""What a long map and the runs of its chunks exchange. Describes, never executes.
+"""The data that a long map and the runs of its chunks exchange. Describes, never executes.
 
 A map with many items runs in chunks. Each chunk is a run, and its items are ops in the journal of that run. The run of
 the map records two events for each chunk: that it began, and its outcome.
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from perdure.kernel.state import RunState
 
 NULL = Raw(b"null")
-# The queue of a step that is a chunk. Its run is in no queue.
+# The queue of a step that stands for a chunk. The chunk's run is in no queue.
 CHUNK = "perdure.map"
 # The prefix of the program of a chunk's run, before the name of the program that has the map.
 MAP = "perdure.map."
-# The reason by which a chunk is cancelled that lets its running items end, and begins no more.
+# The reason of a cancellation that lets the running items of a chunk end, and begins no more.
 DRAIN = "something beside it failed"
 # The op by which the run of a chunk takes over the outcomes of an earlier one, before any of its items run.
 KEEP = "<keep>:0"
-# At most so many chunks of a map are under way.
+# How many chunks of a map may be open.
 OPEN_CHUNKS = 8
 
 
 class MapShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a map has recorded: how many items it has, how many of them are in a chunk if it runs in chunks.
 
-    With `results`, that is what it gives, and no item runs: a caller has replaced them.
+    If a caller has replaced its results, they are `results`, and no item runs.
     """
 
     n: int
@@ -46,7 +46,7 @@ class MapShape(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The input of a chunk: `count` items from number `first` on, at most `window` at a time, `batch` of them at once.
 
-    `over` are the values that the items take one of each, as lists, and `arguments` those that all of them take. The
+    `over` has the lists of which each item takes one value, and `arguments` the values that all items take. The
     chunk fails if more than `most` items do.
     """
 
@@ -60,18 +60,18 @@ class ChunkInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkResults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The results of the items of a chunk in order, and how many failed, with the first error.
+    """The results of a chunk's items in order, how many items failed, and the first error.
 
-    `stopped`: no item behind these is needed.
+    `stopped`: no item after these is needed.
     """
 
     results: list[Raw]
-    # By path: the parts of them that other nodes take by themselves, as lists.
+    # By path: the parts of the results that other nodes take separately, as lists.
     columns: dict[str, list[Raw]] = {}
     failed: int = 0
     error: Failure | None = None
     stopped: bool = False
-    # The numbers of items that have failed, or were skipped.
+    # The numbers of the items that have failed or were skipped.
     without: tuple[int, ...] = ()
 
 
@@ -107,7 +107,7 @@ def joined_outcomes(outcomes: Sequence[ChunkOutcome]) -> bytes:
 
 
 def column(data: bytes, path: str) -> bytes | None:
-    """The part of the results at a path, as an encoded reference; None if no node takes it by itself."""
+    """The part of the results at a path, as an encoded reference; None if no node takes it separately."""
     parts = msgspec.json.decode(data, type=ChunkOutcome).columns.get(path)
     return None if parts is None else reference(parts) if parts else b"[]"
 
