@@ -543,3 +543,15 @@ async def test_a_part_that_is_not_there_fails_its_step_whatever_is_made_of_it(tm
     ran = await run(flow)
     assert ran.result.status is RunStatus.FAILED
     assert "did you mean 'rows'" in str(ran.result.error)
+
+
+def test_a_diagram_has_the_names_that_expressions_have(tmp_path: Path) -> None:
+    flow = flow_of(
+        tmp_path,
+        """
+        steps: [{id: a, use: value, with: 1}]
+        finally: [{id: b, use: value, with: "${{ run.status }} ${{ run.id }}"}]
+        """,
+    )
+    assert '["run.status"]' in flow.diagram()
+    assert '".' not in flow.diagram()

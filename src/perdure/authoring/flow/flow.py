@@ -17,6 +17,7 @@ from msgspec import Raw
 from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
+from perdure.authoring.dataflow.plan import STATUS
 from perdure.authoring.dataflow.program import DataflowProgram
 from perdure.authoring.dataflow.values import Value, input_by_name
 from perdure.authoring.flow.compile import CONSTANTS, INPUT, INPUTS, RUN, Compiler, all_variables
@@ -176,7 +177,7 @@ class Flow(DataflowProgram):
     @property
     def input_names(self) -> Mapping[str, str]:
         """By name in the plan: the names of inputs for callers."""
-        others = {INPUTS: "input", CONSTANTS: "vars", RUN: "run"}
+        others = {INPUTS: "input", CONSTANTS: "vars", RUN: "run", STATUS: "run.status"}
         return {**others, **{INPUT + name: name for name in self._inputs}}
 
     # --- inputs -----------------------------------------------------------------------------------------------------
