@@ -25,7 +25,7 @@ def build(plan: Plan, name: str = "model", chunk: int = 500) -> Graph[..., Any]:
     """The graph that a plan describes; its maps have chunks of so many items."""
     output: Any = plan.output
     return Graph(
-        [_node(spec, chunk) for spec in plan.nodes],
+        [_node(spec, chunk, _lists(plan)) for spec in plan.nodes],
         name=name,
         loops=plan.loops,
         max_rounds=plan.max_rounds,
@@ -34,7 +34,14 @@ def build(plan: Plan, name: str = "model", chunk: int = 500) -> Graph[..., Any]:
     )
 
 
-def _node(spec: Spec, chunk: int) -> Any:
+def _lists(plan: Plan) -> set[str]:
+    """The values that are lists whenever they exist; what a loop carries may begin as another value."""
+    lists = [bool(spec.over) or (spec.kind == "step" and spec.many) for spec in plan.nodes]
+    others = {name for spec, is_list in zip(plan.nodes, lists, strict=True) if not is_list for name in spec.outputs}
+    return set() if plan.loops else {name for spec in plan.nodes for name in spec.outputs} - others
+
+
+def _node(spec: Spec, chunk: int, lists: set[str]) -> Any:
     options: dict[str, Any] = {}
     if spec.after:
         options["after"] = list(spec.after)
@@ -54,7 +61,7 @@ def _node(spec: Spec, chunk: int) -> Any:
         made = node(build(spec.inner, spec.name, chunk), name=spec.name, **options)
     else:
         outputs = spec.outputs[0] if len(spec.outputs) == 1 else spec.outputs or None
-        made = node(_step(spec), name=spec.name, outputs=outputs, **options)
+        made = node(_step(spec, lists), name=spec.name, outputs=outputs, **options)
     return made.map_over(*spec.over, limit=spec.limit, on_error=spec.on_error, chunk=chunk) if spec.over else made
 
 
@@ -70,13 +77,16 @@ def _choice(spec: Spec) -> Callable[[Mapping[str, Any]], Any]:
     return choose
 
 
-def _step(spec: Spec) -> Callable[..., Any]:
+def _step(spec: Spec, lists: set[str]) -> Callable[..., Any]:
     def act(given: Mapping[str, Any]) -> Any:
         if fails(spec, given):
             raise Boom(spec.name)
         return value_of(spec, given)
 
-    return _function(spec.name, spec.takes, act, is_async=True, is_generator=spec.lazy)
+    made: Any = _function(spec.name, spec.takes, act, is_async=True, is_generator=spec.lazy)
+    taken = [take for take in spec.takes if take.join or lists.issuperset(take.values)]
+    made.__annotations__ |= {take.name: list[Any] for take in taken if take.name not in spec.over}
+    return made  # type: ignore[no-any-return]
 
 
 def _function(
