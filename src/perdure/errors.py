@@ -385,12 +385,18 @@ class ValueProblem(PerdureError):
     """A value cannot be stored."""
 
 
+# How the reason of a NotSerializable ends, if the value is a coroutine or something else to await.
+NOT_AWAITED = "which is not awaited"
+
+
 class NotSerializable(ValueProblem):
     """A value has no faithful form in the store. `path` points into the value, as in `$.items[3].price`."""
 
     def __init__(self, what: str, path: str, reason: str) -> None:
         self.what, self.path, self.reason = what, path, reason
         cure = "return plain data, or register a codec for it with Engine(codecs=[...])"
+        if reason.endswith(NOT_AWAITED):
+            cure = "write `await` before it"
         super().__init__(f"{what} cannot be stored: {path} {reason}; {cure}")
 
 

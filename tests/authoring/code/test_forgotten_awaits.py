@@ -891,6 +891,26 @@ async def test_a_run_that_completed_with_a_missing_await_still_replays() -> None
     await replay(as_it_was, ran.result.run_id, ran.store)
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_a_step_that_returns_what_it_does_not_await_says_so() -> None:
+    @step
+    async def passes_on() -> Any:
+        return charge("x")
+
+    @step
+    async def in_a_list() -> Any:
+        return [1, charge("x")]
+
+    @workflow
+    async def flow() -> list[str]:
+        return [str(one) for one in await asyncio.gather(passes_on(), in_a_list(), return_exceptions=True)]
+
+    whole, part = (await run(flow())).output
+    end = "the coroutine charge(...), which is not awaited; write `await` before it"
+    assert whole == f"the result of passes_on:0 cannot be stored: $ is {end}"
+    assert part == f"the result of in_a_list:0 cannot be stored: $[1] is {end}"
+
+
 async def test_code_outside_of_bodies_is_not_checked() -> None:
     wanted = [refund("a"), refund("b")]
     both = asyncio.gather(charge("c"), charge("d"))

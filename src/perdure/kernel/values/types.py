@@ -20,6 +20,7 @@ from uuid import UUID
 
 import msgspec
 
+from perdure.errors import NOT_AWAITED
 from perdure.kernel.values.models import is_model, keeps_nan, model_items, model_json, ordered_model
 from perdure.kernel.values.raised import brief, is_a, pressed
 from perdure.kernel.values.value_versions import VERSION, Versions, versions_of
@@ -524,6 +525,8 @@ def _trouble(value: object) -> str | None:
     except UnicodeEncodeError as problem:
         return f"holds a lone surrogate at character {problem.start}, which UTF-8 cannot hold"
     except TypeError:
+        if inspect.iscoroutine(value):
+            return f"is the coroutine {value.__name__}(...), {NOT_AWAITED}"
         return f"is of type {_full_name(type(value))}, which has no form in JSON"
     except BaseException as problem:
         if pressed(problem):
