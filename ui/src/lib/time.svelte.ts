@@ -68,7 +68,7 @@ export function short(at: At): string {
 }
 
 /** A text of the server, whose moments are in UTC and in full, with moments as the page shows them. */
-export const timed = (text: string, shown: (at: At) => string = short): string => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, shown);
+export const timed = (text: string): string => text.replace(/\d{4}-\d\d-\d\dT[\d:]+Z/g, short);
 
 /** The short name of the zone that times are shown in, at a moment: it changes with the season. */
 export function zoneName(at: At = now.at): string {
@@ -76,17 +76,14 @@ export function zoneName(at: At = now.at): string {
 }
 
 /** A moment as a field for one shows it, by the clock of the zone that times are shown in. */
-export function wall(at: At): string {
-  const p = parts("full", FULL, seconds(at));
-  return `${p.year}-${p.month}-${p.day}T${p.hour}:${p.minute}`;
-}
+export const wall = (at: At): string => full(at).slice(0, 16).replace(" ", "T");
 
 /** The moment that such a field has. */
 export function moment(field: string): string {
   const shown = Date.parse(`${field.slice(0, 16)}Z`);
   let at = shown;
   // The zone's distance from UTC is that of the moment itself, which the first round only comes near to.
-  for (let round = 0; round < 2; round++) at = shown - (Date.parse(`${wall(at / 1000)}Z`) - at);
+  for (let rounds = 2; rounds--; ) at += shown - Date.parse(`${wall(at / 1000)}Z`);
   return new Date(at).toISOString();
 }
 
