@@ -46,7 +46,7 @@ from perdure.kernel.policies.queues import Queue, check_queue
 from perdure.kernel.policies.rules import RulesLike, check_program, rules_of, unknown_rule_names
 from perdure.kernel.policies.start_options import Reuse
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
@@ -705,7 +705,7 @@ def _check_kinds(
             f"Engine(store, programs): the store comes first, and {store!r:.80} is not one; "
             "write Engine('sqlite:///flows.db', [fulfil])"
         )
-    if isinstance(store, Program):
+    if is_program(store):
         raise UsageError(f"Engine({store!r}): the store comes first; write Engine('sqlite:///flows.db', [...])")
     if isinstance(programs, str | Invocation) or not isinstance(programs, Iterable):
         raise UsageError(f"Engine(store, {programs!r:.80}): programs are a list; write Engine(store, [...])")
@@ -739,7 +739,7 @@ def _each(option: str, given: Iterable[T], cls: type[T], example: str) -> list[T
 def _checked(programs: Iterable[Program]) -> list[Program]:
     found = list(programs)
     for program in found:
-        if not isinstance(program, Program):
+        if not is_program(program):
             raise UsageError(
                 f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with "
                 "@workflow, or derive its class from perdure.Program"

@@ -277,3 +277,13 @@ async def test_a_workflow_is_declared_beside_such_objects(modules: dict[str, Mod
             return await (await engine.start(asks(5))).result()
 
     assert await declared() == 5
+
+
+async def test_a_default_value_may_be_such_an_object(modules: dict[str, ModuleType]) -> None:
+    @workflow
+    async def uses(n: int, day: int = 5, given: Any = modules["before"].PROXY) -> int:
+        return n + day
+
+    async with Engine("memory://", [uses]) as engine:
+        assert uses.signature == "(n: int, day: int = 5, given: Any = ...) -> int"
+        assert (await engine.run(uses(1))).output == 6

@@ -38,7 +38,7 @@ from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.policies.start_options import Reuse
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.schedules.schedule import CatchUp, Overlap
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Client(Reader):
         is typed, and decoded as the workflow returns it. Nothing is read here: methods of a handle whose run does not
         exist raise NoSuchRun.
         """
-        if program is not None and not isinstance(program, Program):
+        if program is not None and not is_program(program):
             raise UsageError(
                 f"handle({id!r}, ...) takes the workflow that was started, such as fulfil, not {program!r}"
             )
@@ -208,15 +208,14 @@ class Client(Reader):
         if until is not None and until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         handle: RunHandle[R]
-        # Whether an object is a program is slow to find out; most are invocations.
-        if not isinstance(invocation, Invocation) and isinstance(invocation, Program) and options.get("id") is not None:
+        if is_program(invocation) and options.get("id") is not None:
             if len(options) > 1:
                 raise UsageError(
                     f"run({invocation.name}) without arguments continues a run that exists, and takes its id and "
                     f"nothing else of a start; to start one, write run({invocation.name}(...))"
                 )
             program: Program | None = invocation
-            handle = self.handle(options["id"], invocation)
+            handle = self.handle(options["id"], cast("Callable[..., Invocation[R]]", invocation))
             found, _ = await self._base.require(options["id"])
             if found.program != invocation.name:
                 raise AlreadyExists(found.id, found.status, "return_existing", found.program)

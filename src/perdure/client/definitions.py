@@ -23,7 +23,7 @@ from perdure.errors import Corrupt, NoSuchFlow, UsageError
 from perdure.kernel.events import NULL, Batch, RunFinished, RunStarted, RunStatus, moment
 from perdure.kernel.ids import STORED, stored_id
 from perdure.kernel.inbound import UNDECIDED, Decided, Undecided
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.projection import RunRow
 from perdure.ports.appends import create
 from perdure.ports.runs import RunFilter
@@ -64,7 +64,7 @@ class Definitions:
         If it is the latest already, nothing is written.
         """
         self._base.check_open()
-        if not isinstance(program, Program) or not program.definition:
+        if not is_program(program) or not program.definition:
             raise UsageError(f"store_flow() takes a flow, as load_flow() gives it, not {program!r:.80}")
         await self._put(program, latest=True)
         return program.version

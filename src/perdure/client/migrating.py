@@ -36,7 +36,7 @@ from perdure.kernel.history.retry_points import check_retry, retried, withdrawal
 from perdure.kernel.ids import BATCH, check_text, step_key
 from perdure.kernel.inbound import UNDECIDED, Decided, Undecided, refuse_redacted
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.state import fold
@@ -83,7 +83,7 @@ class Migrations:
     ) -> RunHandle[Any] | Sequence[str]:
         """See `Client.migrate_flow`."""
         self._base.check_open()
-        if not isinstance(flow, Program) or not flow.definition:
+        if not is_program(flow) or not flow.definition:
             raise UsageError(f"migrate_flow() takes a flow, as load_flow() gives it, not {flow!r:.80}")
         op, person = None if before is None else check_text(before, "before"), check_text(by, "by")
         run, batches = await self._forks.origin(id)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Never, NoReturn, TypeVar
 from msgspec import Raw
 
 from perdure.errors import NotSerializable, UsageError
-from perdure.kernel.program import Program, encode_arguments
+from perdure.kernel.program import Program, encode_arguments, is_program
 from perdure.kernel.values.arguments import call_names, named_input, positional_names, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import is_a
@@ -96,7 +96,7 @@ def check_invocation(given: object, what: str) -> None:
             f"{what}() needs an invocation of a workflow, and {name}(...) is a plain coroutine: of a step, or of a "
             f"function without @workflow. Give it the workflow with its arguments, as in {what}(fulfil(order))"
         )
-    if isinstance(given, Program):
+    if is_program(given):
         raise UsageError(f"{what}() needs an invocation, the workflow with its arguments; write {what}({name}(...))")
     if hasattr(given, "spec"):
         raise UsageError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from perdure.errors import BrokenProgram, UsageError
 from perdure.kernel.ids import check_name
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.values.failures import raised_at
 from perdure.logs import log
 
@@ -53,7 +53,7 @@ class _Loader:
 
     def _load(self) -> Program:
         program: object = getattr(importlib.import_module(self._module), self._attribute)
-        if not isinstance(program, Program):
+        if not is_program(program):
             raise UsageError(f"{program!r} is not a workflow; decorate it with @workflow")
         if program.name != self._name:
             raise UsageError(f"its name is {program.name!r}: write '{program.name}={self._module}:{self._attribute}'")

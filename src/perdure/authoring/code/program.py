@@ -32,7 +32,7 @@ from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.arguments import DEFAULT, bind, defaults_of, raw_by_name
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import is_a
-from perdure.kernel.values.signatures import Signature, Taken
+from perdure.kernel.values.signatures import Signature, Taken, shown
 from perdure.kernel.values.types import name_of
 
 # The function of a step, which code can call without the step.
@@ -89,7 +89,7 @@ class CodeProgram(Program):
     @property
     def signature(self) -> str:
         """How it is called."""
-        return str(self._signature).replace("'", "")
+        return shown(self._signature)
 
     def call_signature(self, codec: Codec) -> Signature:
         """What it is called with, for callers that do not have it."""

@@ -22,7 +22,7 @@ from perdure.errors import FlowInvalid, InvalidName, NotDecodable, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import brief, contained
 
@@ -170,7 +170,7 @@ class Components:
         if found is None:
             known = [one for one, value in vars(imported).items() if callable(value)]
             raise NoComponent("F023", f"{module} has no {name!r}; {did_you_mean(name, known)}")
-        program = found if not isinstance(found, Step | type) and isinstance(found, Program) else None
+        program = found if not isinstance(found, Step | type) and is_program(found) else None
         # Only names that the module defines itself, and none that it imports from a module that is not allowed.
         home = getattr(found, "__module__", None) or module
         if program is not None:

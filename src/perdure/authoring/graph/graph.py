@@ -38,10 +38,10 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.rules import NONE, Rules, RulesLike, combine, rules_of
 from perdure.kernel.policies.versions import check_accepts
-from perdure.kernel.program import Defined, Program
+from perdure.kernel.program import Defined, Program, is_program
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import has_references
-from perdure.kernel.values.signatures import Signature, Taken
+from perdure.kernel.values.signatures import Signature, Taken, shown
 from perdure.kernel.values.types import name_of as type_name
 
 P = ParamSpec("P")
@@ -411,10 +411,10 @@ class Graph(DataflowProgram, Generic[P, R]):
     def signature(self) -> str:
         """How it is called."""
         if self._given is not None:
-            return str(inspect.Signature(list(self._given))).replace("'", "")
+            return shown(inspect.Signature(list(self._given)))
         by_need = sorted(self._needed.items(), key=lambda item: not item[1].required)
-        shown = (f"{name}: {type_name(one.type)}{'' if one.required else ' = ...'}" for name, one in by_need)
-        return f"({', '.join(shown)})"
+        parameters = (f"{name}: {type_name(one.type)}{'' if one.required else ' = ...'}" for name, one in by_need)
+        return f"({', '.join(parameters)})"
 
     def call_signature(self, codec: Codec) -> Signature:
         """Its signature as data, for callers in other processes."""
@@ -547,7 +547,7 @@ def _results(output: Any) -> dict[str, Any]:
         return {}
     if isinstance(output, str):
         return {"results": (output,), "single": True}
-    if not isinstance(output, type) and isinstance(output, Program):
+    if not isinstance(output, type) and is_program(output):
         return {"results": (output.name,), "single": True}
     if isinstance(output, Step):
         names = output.outputs if isinstance(output, Node) else None

@@ -49,7 +49,7 @@ from perdure.kernel.commands import StepSpec
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import WrongValue, check_text
 from perdure.kernel.policies.retry import Retry
-from perdure.kernel.program import Program
+from perdure.kernel.program import Program, is_program
 from perdure.kernel.streams import StreamMode
 from perdure.kernel.values.items import Items
 
@@ -519,7 +519,7 @@ class NodeDecorator:
             kind = "a question" if isinstance(given, InterruptNode) else "a program"
             raise TypeError(f"node({given.name}, {options[0]}=...): {kind} has no such option")
         # A protocol is slow to check: the other kinds come first.
-        if not isinstance(given, Step) and isinstance(given, Program):
+        if not isinstance(given, Step) and is_program(given):
             if options:
                 raise TypeError(f"node({given.name}, {options[0]}=...): a program has no such option")
             parts = getattr(given, "parts", {})
@@ -777,7 +777,7 @@ def source_of(parameter: str, source: Any) -> str | tuple[str, ...]:
     if isinstance(source, str | Step):
         return _value_of(parameter, source)
     if not isinstance(source, Sequence):
-        if isinstance(source, Program):
+        if is_program(source):
             return source.name
         raise WrongValue(f"inputs={{{parameter!r}: {source!r:.80}}} is the name of a value, or a list of names")
     return tuple(_value_of(parameter, one) for one in source)

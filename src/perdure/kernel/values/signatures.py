@@ -6,15 +6,19 @@ and hooks of the user's) is left to the worker that has the type.
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from inspect import Parameter
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import Raw
@@ -33,6 +37,17 @@ _KINDS = (
 )
 
 
+# What a default is shown as if it is of one of these types: the text of any other is code of the user's.
+_SHOWN = frozenset({int, float, bool, str, bytes, NoneType, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, UUID})
+
+
+class _Default:
+    """A default that is not shown."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
     """A parameter of a program: its type as the author wrote it, its kind as `inspect` numbers it, and its schema."""
 
@@ -41,6 +56,15 @@ class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: int = int(Parameter.POSITIONAL_OR_KEYWORD)
     required: bool = True
     schema: Raw = Raw(b"{}")
+
+
+def shown(signature: inspect.Signature) -> str:
+    """How a function is called, for messages."""
+    parameters = [
+        one if one.default is one.empty or type(one.default) in _SHOWN else one.replace(default=_Default())
+        for one in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters)).replace("'", "")
 
 
 class Misfit(msgspec.Struct, frozen=True):
