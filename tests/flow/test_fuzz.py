@@ -428,3 +428,13 @@ def test_templates_of_aetherflow_that_double_end(tmp_path: Path) -> None:
         f"outputs: {{o0: '{{{{result.a}}}}', {outputs}}}}}]}}]\n"
     )
     assert {"F040"} == {one.code for one in problems_in(file, 0)} & {"F040"}
+
+
+@pytest.mark.parametrize("required", ["[{a: 1}]", "[[a]]", "[1]", "{a: 1}", "a"])
+def test_what_a_foreign_file_requires_may_be_anything(tmp_path: Path, required: str) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(
+        f"schemas: {{properties: {{input: {{properties: {{a: {{type: string}}}}, required: {required}}}}}}}\n"
+        "steps: [{id: s, component: /builtin/noop, input: {$input: a}}]\noutput: {$step: s}\n"
+    )
+    problems_in(file, 0)

@@ -145,7 +145,7 @@ class Translation:
                 return {WHOLE: made({"required": bool(used) or ("$input", ()) in self._references}, self._root.mark)}
             return {WHOLE: made({"schema": self._schema(self._input)}, self._input.mark)}
         properties = fields(fields(self._input).get("properties"))
-        required = {one.value for one in elements(fields(self._input).get("required"))}
+        required = {one.value for one in elements(fields(self._input).get("required")) if isinstance(one.value, str)}
         found: dict[str, Any] = {}
         for name, one in properties.items():
             given = self._schema(one) if isinstance(one.value, dict) else Item({}, one.mark)
