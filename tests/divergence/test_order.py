@@ -206,6 +206,29 @@ def test_code_that_did_not_change_fits_at_every_point(case: str, tmp_path: Path)
             assert set(Change(tmp_path, text, text).verdicts()) == {None}
 
 
+def test_lines_of_the_parent_do_not_count_as_lines_of_the_child(tmp_path: Path) -> None:
+    text = """
+    @workflow
+    async def sub(n: int) -> int:
+        await mail(n)
+        {}await audit(n)
+        return n
+
+    @workflow(name="order")
+    async def order(n: int = 7) -> int:
+        await audit(n)
+        await sub(n)
+        await audit(n + 1)
+        await sleep(60)
+        return n
+    """
+    made = Change(tmp_path, text.format(""), text.format("await sleep(0.01)  #!\n        "))
+    why = made.first()
+    assert (why.change, why.op) == ("inserted", "sub:0/audit:0")
+    assert why.current is not None
+    assert why.current.source == made.after.source
+
+
 # By name: the code before and after. The branch was added beside others, at the end.
 BRANCHES = {
     "a task of a group": (

@@ -511,7 +511,10 @@ def _before_it(source_map: SourceMap, current: OpView, recorded: OpView) -> bool
 def _lines(evidence: Evidence) -> int:
     """How many lines asked for the recorded op's name when the journal was written."""
     recorded = evidence.recorded
-    ops: Iterable[OpView] = [*evidence.before, recorded, *evidence.after]
+    ops = [*evidence.before, recorded, *evidence.after]
+    # The source map is that of the execution that asked for it, and has no lines of those around it.
+    own = enclosing(recorded.path, {op.path for op in evidence.before if op.kind == "child"})
+    ops = [op for op in ops if not own or op.path.startswith(f"{own}/")]
     return len({op.source for op in ops if op.name == recorded.name and op.kind == recorded.kind})
 
 
