@@ -15,6 +15,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
+from types import CoroutineType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -525,7 +526,7 @@ def _trouble(value: object) -> str | None:
     except UnicodeEncodeError as problem:
         return f"holds a lone surrogate at character {problem.start}, which UTF-8 cannot hold"
     except TypeError:
-        if inspect.iscoroutine(value):
+        if is_a(value, CoroutineType):
             return f"is the coroutine {value.__name__}(...), {NOT_AWAITED}"
         return f"is of type {_full_name(type(value))}, which has no form in JSON"
     except BaseException as problem:
