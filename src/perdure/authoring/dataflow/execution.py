@@ -807,8 +807,9 @@ class DataflowExecution(Execution):
         assert question is not None
         if former != node.name == question.name:
             question = msgspec.structs.replace(question, name=former)  # as it was asked before it was renamed
-        if node.outputs and node.outputs[0] in self._lookup.input:
-            self._done(number, self._lookup.input[node.outputs[0]])  # its answer is an input
+        answer = self._lookup.given_answer(node)
+        if answer is not None:
+            self._done(number, answer)
             return
         request = NULL
         if not self._past.began(op):

@@ -16,6 +16,7 @@ from perdure.authoring.dataflow.plan import (
     Const,
     FirstOf,
     Input,
+    Node,
     Output,
     Plan,
     Source,
@@ -47,6 +48,10 @@ class Lookup:
         self.lost: list[int] = []
         self._absent: Absent | None = None
         self.missing: int | Absent | None = None
+
+    def given_answer(self, node: Node) -> Value | None:
+        """The answer to a question that was given with the input; None if the question is asked."""
+        return self.input.get(node.outputs[0]) if node.outputs else None
 
     def gather(self, arguments: Iterable[Argument]) -> dict[str, Value] | None:
         """The values of arguments by name; None if a required one has none, which `missing` then explains."""

@@ -67,7 +67,7 @@ class OpHistory:
                 before = self.op_of(node, turn)
                 if self._past.began(before) or self._past.decided(before) is not None:
                     return self._past.whole(before)
-                if node.question is not None and node.outputs[0] in self._lookup.input:
+                if node.question is not None and self._lookup.given_answer(node) is not None:
                     return self._past.whole(op)
             return None
         if isinstance(source, Input):
