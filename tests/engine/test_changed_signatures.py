@@ -431,7 +431,7 @@ async def test_a_step_that_is_done_need_not_be_callable(pay: Any, told: str, mad
 
 async def test_a_step_that_waits_for_its_next_attempt_is_bound_by_name(made: Made) -> None:
     def shop(pay: Any) -> Any:
-        return paying(made, pay.options(retry=Retry(attempts=3, initial=0.01)), by_position)
+        return paying(made, pay.options(retry=Retry(attempts=100, initial=0.01)), by_position)
 
     @step
     async def pay(user: str, cents: int, tip: int = 0) -> None:

@@ -221,6 +221,8 @@ def test_many_runs_are_cancelled_with_a_report(page: Page, shop_server: Shop) ->
         shop_server.start(shop.naps(shop.LONG), id=f"bulk-{number}", tags={"bulk": "yes"})
     shop_server.do(shop_server.engine.run(shop.echo(1), id="bulk-done", tags={"bulk": "yes"}))
     page.goto(f"{shop_server.url}?tag=bulk%3Ayes")
+    for shown in ("bulk-0", "bulk-1", "bulk-2", "bulk-done"):
+        expect(page.get_by_role("link", name=shown)).to_be_visible()
     page.get_by_label("Choose all that are shown").check()
     page.get_by_role("region", name="Chosen runs").get_by_role("button", name="cancel…").click()
     dialog = page.get_by_role("dialog")
