@@ -316,6 +316,8 @@ def test_many_runs_at_once_are_aborted_before_they_are_done(page: Page, tmp_path
     served = Served(opened)
     try:
         page.goto(served.url)
+        for number in range(3):
+            expect(page.get_by_role("link", name=f"idle-{number}")).to_be_visible()
         page.get_by_label("Choose all that are shown").check()
         page.get_by_role("region", name="Chosen runs").get_by_role("button", name="cancel…").click()
         dialog = page.get_by_role("dialog")
@@ -341,6 +343,7 @@ def test_what_is_done_to_many_runs_is_had_as_a_command_with_the_filters_of_the_l
     shop_server.do(many())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{shop_server.url}?tag=of%3Amany&q=one-of&status=completed")
+    expect(page.get_by_role("link", name="one-of-many-100")).to_be_visible()
     page.get_by_label("Choose all that are shown").check()
     chosen = page.get_by_role("region", name="Chosen runs")
     chosen.get_by_label("all that fit the filters").check()
