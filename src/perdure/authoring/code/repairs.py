@@ -22,7 +22,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from perdure.authoring.code.body import require_body
-from perdure.authoring.code.call_graph import codes_of
+from perdure.authoring.code.call_graph import codes_of, function_of
 from perdure.authoring.code.loop import from_here
 from perdure.authoring.code.source import reached, read_source
 from perdure.authoring.code.source_map import parse
@@ -73,9 +73,7 @@ def _methods(fn: FunctionType) -> Iterator[FunctionType]:
     """The methods of all classes of a module: which of them are called may be found out only by running the code."""
     for cls in [found for found in fn.__globals__.values() if is_a(found, type)]:
         for found in attributes_of(cls).values():
-            method: Any = found
-            if is_a(found, staticmethod) or is_a(found, classmethod):
-                method = found.__func__
+            method = function_of(found)
             if is_a(method, FunctionType):
                 yield method
 
