@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from perdure import Engine
+from perdure import Engine, Program, call, sleep, step, workflow
 from tests.ui import shop
 from tests.ui.conftest import BrowserThread, Complaints, Served, Shop
 
@@ -25,14 +27,32 @@ VISIBILITY = """
 
 
 class Lobby:
-    """A server of a small store, whose application a test looks into."""
+    """A server of a small store, whose application a test looks into, with a step that ends when a test lets it."""
 
     def __init__(self) -> None:
         self.app: Any = None
+        self._door = asyncio.Event()
+        self.visit = self._visit()
         self.served = Served(self._opened)
 
+    async def open_the_door(self) -> None:
+        """Let the step `enter` of `visit` end."""
+        self._door.set()
+
+    def _visit(self) -> Program:
+        @step
+        async def enter() -> None:
+            await self._door.wait()
+
+        @workflow
+        async def visit() -> None:
+            await enter()
+            await sleep(timedelta(minutes=20))
+
+        return visit
+
     async def _opened(self, served: Served) -> None:
-        async with Engine("memory://", shop.PROGRAMS, name="lobby") as engine:
+        async with Engine("memory://", [*shop.PROGRAMS, self.visit], name="lobby") as engine:
             served.engine, self.app = engine, engine.asgi()
             await served.serve(self.app)
 
@@ -106,13 +126,12 @@ def test_a_hidden_tab_asks_nothing_and_shows_all_of_it_when_it_is_seen_again(
 
 def test_steps_are_on_the_page_as_they_end(page: Page, lobby: Lobby) -> None:
     shop_of = Shop(lobby.served)
-    shop_of.start(shop.forever(1), id="steps")
-    page.goto(shop_of.page_of("steps"))
-    expect(page.get_by_role("row", name=re.compile("^stop:0, signal, waiting"))).to_be_visible()
-    shop_of.start(shop.order("ann", items=2), id="watched")
+    shop_of.start(call("visit"), id="watched")
     page.goto(shop_of.page_of("watched"))
-    expect(page.get_by_role("row", name=re.compile("^charge:0, step, running"))).to_be_visible()
-    expect(page.get_by_role("row", name=re.compile("^charge:0, step, succeeded"))).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile("^enter:0, step, running"))).to_be_visible()
+    expect(page.get_by_role("button", name="live")).to_be_visible()
+    shop_of.do(lobby.open_the_door())
+    expect(page.get_by_role("row", name=re.compile("^enter:0, step, succeeded"))).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("^sleep:0, timer, waiting"))).to_be_visible()
 
 
