@@ -1,12 +1,16 @@
-"""What is edited in maps, and run again in them: the same in one journal (`chunk=500`) and in chunks (`chunk=2`)."""
+"""What is edited in maps, and run again in them: the same in one journal (`chunk=500`) and in chunks (`chunk=2`).
+
+Five items: up to twice as many as a chunk has run in one journal.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from perdure import Engine, ForkRefused, NoSuchOp, RunStatus, UsageError
+from perdure import Engine, ForkRefused, NoSuchOp, PerdureError, RunStatus, UsageError
 from perdure.errors import Corrupt
 from perdure.graph import Graph, Items, interrupt, node
 from perdure.kernel.events import StepSucceeded
@@ -92,7 +96,7 @@ async def test_time_travel_to_an_op_in_an_item_runs_again_what_depends_on_it(chu
 async def test_the_outcome_of_an_op_in_an_item_is_replaced(chunk: int) -> None:
     graph = pages(chunk)
     async with OPEN("memory://", [graph]) as engine:
-        await answered(engine, await engine.start(graph(xs=[0, 1, 2, 3]), id="r"))
+        await answered(engine, await engine.start(graph(xs=[0, 1, 2, 3, 4]), id="r"))
 
         async def update(values: dict[str, Any]) -> tuple[set[str], str]:
             said = set(await engine.update_state("r", values, dry_run=True))
@@ -100,13 +104,13 @@ async def test_the_outcome_of_an_op_in_an_item_is_replaced(chunk: int) -> None:
             return said, await answered(engine, await engine.update_state("r", values))
 
         behind = {"page:0[3]/ask:0", "page:0[3]/save:0", "report:0"}
-        assert await update({"page:0[3]/load:0": 30}) == (behind, "0 ok, 1 ok, 2 ok, 30 ok")
+        assert await update({"page:0[3]/load:0": 30}) == (behind, "0 ok, 1 ok, 2 ok, 30 ok, 4 ok")
         assert CALLS == ["save 30", "report"]
         both = {"page:0[2]/ask:0": "no", "page:0[3]/ask:0": "never"}
         said = {"page:0[2]/save:0", "page:0[3]/save:0", "report:0"}
-        assert await update(both) == (said, "0 ok, 1 ok, 2 no, 30 never")
+        assert await update(both) == (said, "0 ok, 1 ok, 2 no, 30 never, 4 ok")
         # It holds also in the runs that follow.
-        assert await update({"prefix": "> "}) == ({"report:0"}, "> 0 ok, 1 ok, 2 no, 30 never")
+        assert await update({"prefix": "> "}) == ({"report:0"}, "> 0 ok, 1 ok, 2 no, 30 never, 4 ok")
         assert CALLS == ["report"]
         with pytest.raises(UsageError, match="is a child, whose outcome cannot be replaced"):
             await engine.update_state("r", {"page:0[3]": "x"})
@@ -125,21 +129,21 @@ async def square(x: int) -> int:
 async def test_the_result_of_an_item_is_replaced(chunk: int) -> None:
     graph = pages(chunk, square)
     async with OPEN("memory://", [graph]) as engine:
-        await engine.run(graph(xs=[0, 1, 2, 3]), id="r")
+        await engine.run(graph(xs=[0, 1, 2, 3, 4]), id="r")
         CALLS.clear()
         assert await engine.update_state("r", {"page:0[3]": 1000}, dry_run=True) == ["report:0"]
-        assert await (await engine.update_state("r", {"page:0[3]": 1000})).result() == "0, 1, 4, 1000"
+        assert await (await engine.update_state("r", {"page:0[3]": 1000})).result() == "0, 1, 4, 1000, 16"
         assert CALLS == ["report"]
-        assert [item.output for item in await engine.items("r", "page:0")] == [0, 1, 4, 1000]
+        assert [item.output for item in await engine.items("r", "page:0")] == [0, 1, 4, 1000, 16]
         with pytest.raises(UsageError, match="neither an input nor a value"):
-            await engine.update_state("r", {"page:0[4]": 1})
+            await engine.update_state("r", {"page:0[5]": 1})
 
 
 @IN_CHUNKS
 async def test_the_results_of_a_map_are_replaced_as_a_whole(chunk: int) -> None:
     graph = pages(chunk, square, on_error="none")
     async with OPEN("memory://", [graph]) as engine:
-        assert (await engine.run(graph(xs=[0, 1, 2, 7]), id="r")).output == "0, 1, 4, None"
+        assert (await engine.run(graph(xs=[0, 1, 2, 7, 3]), id="r")).output == "0, 1, 4, None, 9"
         for name, values in (("page", [5, None]), ("page:0", [])):
             CALLS.clear()
             assert await engine.update_state("r", {name: values}, dry_run=True) == ["report:0"]
@@ -157,7 +161,7 @@ async def test_the_results_of_a_map_are_replaced_as_a_whole(chunk: int) -> None:
         assert await fork.result() == "1, 2, 3"
         with pytest.raises(UsageError, match="the value of a map is the list of the results"):
             await engine.fork("r", values={"page": 3})
-        assert await (await engine.time_travel("r", "page")).result() == "0, 1, 4, None"
+        assert await (await engine.time_travel("r", "page")).result() == "0, 1, 4, None, 9"
 
 
 @IN_CHUNKS
@@ -181,6 +185,77 @@ async def test_a_map_over_nothing_is_a_value_too(chunk: int) -> None:
     async with OPEN("memory://", [graph]) as engine:
         await engine.run(graph(xs=[]), id="r")
         assert (await engine.values("r"))["page"] == []
+
+
+@IN_CHUNKS
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_fork_replaces_outcomes_in_items(chunk: int, nested: bool) -> None:
+    graph, at = pages(chunk), ""
+    if nested:
+        graph, at = Graph([graph], name="around", output="pages"), "pages:0/"
+    async with OPEN("memory://", [graph]) as engine:
+        await answered(engine, await engine.start(graph(xs=[0, 1, 2, 3, 4]), id="r"))
+        CALLS.clear()
+        values = {f"{at}page:0[1]/load:0": 10, f"{at}page:0[3]/ask:0": "no"}
+        assert [one.op[-5:] for one in await engine._forks.questions("r", values)] == ["ask:0"]
+        fork = await engine.fork("r", values=values, new_id="f", by="ann")
+        assert await answered(engine, fork) == "0 ok, 10 ok, 2 ok, 3 no, 4 ok"
+        assert (await engine.get("f")).forked_from == (await engine.get("r")).run_id
+        assert "save 10" in CALLS
+        assert "save 3" in CALLS
+        assert "load 1" not in CALLS
+        # The origin is as it was.
+        assert await engine.handle("r").result() == "0 ok, 1 ok, 2 ok, 3 ok, 4 ok"
+
+
+async def test_a_fork_says_what_it_cannot_replace_in_chunks() -> None:
+    graph = pages(2, square)
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(xs=[0, 1, 2, 3, 4]), id="r")
+        both = await engine.fork("r", values={"page:0[3]": 1000, "page:0[0]": -1}, inputs={"prefix": "> "})
+        assert await both.result() == "> -1, 1, 4, 1000, 16"
+        early = await engine.fork("r", at="report:0", values={"page:0[3]": 1000})
+        assert await early.result() == "0, 1, 4, 1000, 16"
+        for given, message in (
+            ({"values": {"page:0[3]": 1}, "state": {"phase": "x"}}, "leave out state="),
+            ({"values": {"page:0[9]": 1}}, "has no op 'page:0\\[9\\]'"),
+            ({"values": {"page:0[3]": 1, "report:1": ""}}, "neither an input nor a value"),
+            ({"values": {"page:0[3]": "x"}}, "cannot be read as int"),
+            ({"values": {"page:0[3]": 1}, "new_id": "r"}, "exists and is completed"),
+            ({"values": {"page:0[3]": 1}, "at": "page:0"}, "ends before it has its value"),
+            ({"values": {"page:0[2-3]": 1}}, "a chunk of a map.*such as page:0.2."),
+        ):
+            with pytest.raises(PerdureError, match=message):
+                await engine.fork("r", **given)
+
+
+@pytest.mark.parametrize("how", ["time_travel", "fork"])
+async def test_a_run_under_way_keeps_its_chunks_when_another_begins_with_its_past(how: str) -> None:
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def held(x: int, k: int = 1) -> int:
+        CALLS.append(f"held {x}")
+        if x == 5:
+            reached.set()
+            await goes_on.wait()
+        return x * k
+
+    graph = pages(3, held)
+    async with OPEN("memory://", [graph]) as engine:
+        origin = await engine.start(graph(xs=[0, 1, 2, 3, 4, 5]), id="r")
+        await reached.wait()
+        while len(await engine.items("r", "page:0", status="succeeded")) < 5:
+            await asyncio.sleep(0)
+        CALLS.clear()
+        if how == "fork":
+            other = await engine.fork("r", values={"page:0[4]": 40})
+        else:
+            other = await engine.time_travel("r", "page:0[4]", {"k": 10})
+        goes_on.set()
+        assert await other.result() == "0, 1, 2, 3, 40, 5"
+        assert await origin.result() == "0, 1, 2, 3, 4, 5"
+        # An attempt without an outcome belongs to the origin.
+        assert sorted(CALLS) == ["held 4"] * (how == "time_travel") + ["held 5", "report", "report"]
 
 
 async def test_a_chunk_that_cannot_be_continued_fails_its_map() -> None:

@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.kernel import plan
 from perdure.kernel.batches import OP
-from perdure.kernel.chunks import DRAIN, KEEP, chunk_of, open_chunks
+from perdure.kernel.chunks import DRAIN, KEEP, chunk_of, chunk_range, open_chunks
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -91,8 +91,15 @@ class Forks:
         """
         if set is not None and values is not None:
             raise UsageError("fork(set=...) is the former name of values=...; give one of them")
+        values = values or set or {}
         run, batches = await self.origin(id)
-        outcomes = await self._outcomes(await self._by_op(run, batches, values or set or {}))
+        if _items_of_chunks(values, batches):
+            if state:
+                raise UsageError(
+                    f"fork({id!r}): items of chunks run again, and nothing is published there; leave out state="
+                )
+            return await self._fork_items(run, batches, {**values, **(inputs or {})}, at, new_id, by)
+        outcomes = await self._outcomes(await self._by_op(run, batches, values))
         if at is not None:
             point = forks.before(batches, _place(at))
         elif outcomes:
@@ -103,13 +110,41 @@ class Forks:
         edits = {"values": outcomes, "state": self._encoded(state or {})}
         return await self._fork(run, batches, point, new_id, changes, by, **edits)
 
+    async def _fork_items(
+        self,
+        run: RunRow,
+        batches: Sequence[Batch],
+        values: Mapping[str, Any],
+        at: str | int | None,
+        new_id: str | None,
+        by: str | None,
+    ) -> RunHandle[Any]:
+        """A fork with other outcomes in chunks: those chunks run again and keep the rest, as in `update_state`."""
+        flow = await self._dataflow(run, batches)
+        if flow is None:
+            raise UsageError(f"fork({run.id!r}): {run.program} is not a graph that is known here; fork it in an engine")
+        now = self._base.clock.now()
+        run_id = self._base.new_run_id(now)
+        id = run_id if new_id is None else check_id(new_id)
+        end = None if at is None else forks.before(batches, _place(at)).seq
+        _, past = await self._updated(run, batches, flow, values, end, now, "fork", id=id)
+        started = past[0].events[0]
+        assert isinstance(started, RunStarted)
+        return await self._begin(run, run_id, started, forks.asked_by(past, check_text(by, "by")))
+
     async def questions(self, id: str, values: Mapping[str, Any]) -> list[WaitOpened]:
         """The approvals that a fork with these values would answer."""
         run, batches = await self.origin(id)
         found = ops(batches)
-        given = {find(found, name).path for name in await self._by_op(run, batches, values)}
-        asked = (one for one in events_in(batches) if isinstance(one, WaitOpened) and one.kind == "approval")
-        return [one for one in asked if one.op in given]
+        asked: list[WaitOpened] = []
+        for name in await self._by_op(run, batches, values):
+            chunk = "" if name in found else chunk_of(name, found)[0]
+            path = name if chunk else find(found, name).path
+            within = chunk[: chunk.rfind("/") + 1]
+            events = events_in(await self._former_chunk(run.run_id, chunk) or () if chunk else batches)
+            waits = (one for one in events if isinstance(one, WaitOpened) and one.kind == "approval")
+            asked += [one for one in waits if within + one.op == path]
+        return asked
 
     async def time_travel(
         self,
@@ -173,7 +208,8 @@ class Forks:
             if state.finished is None:
                 ending = [CancelRequested(_UPDATED), RunFinished(RunStatus.CANCELLED, reason=_UPDATED)]
                 batches = [*batches, Batch(state.next_seq, max(now, state.at), ending)]
-            again, past = await self._updated(run, batches, flow, values, end, now)
+            anew = {"incarnation": run.incarnation + 1}
+            again, past = await self._updated(run, batches, flow, values, end, now, "update_state", **anew)
             if dry_run:
                 return again
             started = past[0].events[0]
@@ -217,8 +253,13 @@ class Forks:
         values: Mapping[str, Any],
         end: int | None,
         now: float,
+        asked: str,
+        **anew: Any,
     ) -> tuple[Sequence[str], list[Batch]]:
-        """The ops that run again with these values, and the journal of the next incarnation."""
+        """The ops that run again with these values, and the journal of the run in which they do.
+
+        `asked`: the method that the caller used. `anew`: what differs in the beginning of that run.
+        """
         found = ops(batches)
         began = {path: one.began for path, one in found.items() if end is None or one.began < end}
         again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()
@@ -228,7 +269,7 @@ class Forks:
         names = set(msgspec.json.decode(named_input(given, forks.claimed_names(batches))))
         for name, value in values.items():
             made = (name, ()) if name in found else flow.maker(name, _ran(found, began))
-            _check_condition(name, value, found)
+            _check_given(name, value, found)
             chunk, _ = ("", "") if made is not None else chunk_of(name, began)
             if chunk:
                 there = await self._in_chunk(run.run_id, chunk, name)
@@ -244,16 +285,18 @@ class Forks:
             elif name in names or flow.taking(name, began):
                 again |= flow.taking(name, began)
                 inputs[name] = value
+            elif chunk_of(name, found)[0]:
+                raise UsageError(f"{name} is edited, and what is kept ends before it has its value; leave out `at`")
             else:
                 raise UsageError(
-                    f"update_state({run.id!r}): {name!r} is neither an input nor a value that the run has made; "
+                    f"{asked}({run.id!r}): {name!r} is neither an input nor a value that the run has made; "
                     f"{did_you_mean(name, {*flow.values, *names})}"
                 )
         again -= outcomes.keys()
         typed = {op: value for op, value in outcomes.items() if op not in found or found[op].kind != "when"}
         self._check_types(run, flow, {**typed, **inside})
         changes = await self._input(run, batches, inputs) if inputs else {}
-        started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
+        started = forks.beginning(batches, run.run_id, now, memo=run.run_id, **anew, **changes)
         past = rerun(
             batches,
             again | dropped,
@@ -269,13 +312,14 @@ class Forks:
     async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
         """Outcomes by op path, also if they are given by the names of a graph's values."""
         flow, found = await self._dataflow(run, batches), ops(batches)
+        for name, value in values.items():
+            _check_given(name, value, found)
         if flow is None or all(name in found for name in values):
             return dict(values)
         began = {path: op.began for path, op in found.items()}
         outcomes: dict[str, Any] = {}
         for name, value in values.items():
             op, path = (name, ()) if name in found else flow.maker(name, _ran(found, began)) or (name, ())
-            _check_condition(name, value, found)
             outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
         return outcomes
 
@@ -430,16 +474,16 @@ class Forks:
         store = self._base.store
         while True:
             found = await store.runs.find(step_key(origin, op))
+            before = await store.runs.get(origin)
             if found is not None:
                 former = found[0]
-                if end and not former.status.finished:
+                if end and not former.status.finished and (before is None or before.status.finished):
                     # Its parent no longer waits for it. Let its running items end, and keep their outcomes.
                     await self._messages.cancel(former.run_id, DRAIN)
                     await self._base.watch.wait_for_end(former.run_id)
                 batches = await store.journal.read(former.run_id)
                 if _has_kept(batches):
                     return batches
-            before = await store.runs.get(origin)
             if before is None or not before.forked_from:
                 return None
             origin = before.forked_from
@@ -589,7 +633,20 @@ def _ran(found: Mapping[str, Op], began: Mapping[str, int]) -> dict[str, int]:
     return {path: at for path, at in began.items() if found[path].kind != "when"}
 
 
-def _check_condition(name: str, value: Any, found: Mapping[str, Op]) -> None:
+def _items_of_chunks(values: Mapping[str, Any], batches: Sequence[Batch]) -> bool:
+    """Whether one of these names is that of an item in a chunk, or of an op in one."""
+    if not any("[" in name for name in values):
+        return False
+    found = ops(batches)
+    return any(name not in found and chunk_of(name, found)[0] for name in values)
+
+
+def _check_given(name: str, value: Any, found: Mapping[str, Op]) -> None:
+    """Refuse a value for an op whose outcome is no value."""
+    numbers = chunk_range(name) if name in found else None
+    if numbers is not None:
+        item = f"{name[: name.rindex('[')]}[{numbers[0]}]"
+        raise UsageError(f"{name} is a chunk of a map; give values to its items, such as {item}, or to the map")
     if name in found and found[name].kind == "when" and not isinstance(value, bool):
         raise UsageError(f"{name} was skipped by its `when`, and made no value; give True, and it runs")
 
