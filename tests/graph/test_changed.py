@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus
+from perdure import Engine, RunStatus, connect
+from perdure.client.upgrade import upgrade_check
 from perdure.graph import Graph, interrupt, node, route
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
 
 
 def add(name: str, value: str = "x", **options: Any) -> Any:
@@ -24,6 +27,11 @@ def ask(value: str = "a") -> Any:
 def choose(*targets: str) -> Any:
     """A gate that chooses its first target."""
     return route(targets=targets, name="choose", inputs={"x": "ask"})(lambda x: targets[0])
+
+
+def early(*targets: str, name: str = "early") -> Any:
+    """A gate that decides at once, and chooses its first target."""
+    return route(targets=targets, name=name, inputs={"x": "x"})(lambda x: targets[0])
 
 
 PLAIN = [add("a"), ask(), add("after", "ask")]
@@ -47,8 +55,13 @@ async def changed(path: Path, before: list[Any], nodes: list[Any], **options: An
     async with Engine(url, [first]) as engine:
         assert (await engine.run(first(x=1), id="r")).interrupted
     second: Graph[..., Any] = Graph(nodes, name="g", **options)
+    if "none" in second.nodes:
+        second = second.bind(nothing=[])
+    async with connect(url) as client:
+        [checked] = [one async for one in upgrade_check(client, Programs([second]))]
     async with Engine(url, [second]) as engine:
-        return await engine.run(second, id="r", answers={"ask": 10})
+        result = await engine.run(second, id="r", answers={"ask": 10})
+    return result, checked.fit
 
 
 FITS: dict[str, tuple[list[Any], list[Any], dict[str, Any], dict[str, Any]]] = {
@@ -79,14 +92,37 @@ FITS: dict[str, tuple[list[Any], list[Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {"after": 11},
     ),
+    "a gate behind all": (PLAIN, [*PLAIN, choose("other"), add("other")], {}, {"after": 11, "other": 2}),
+    "a gate before a node that has not run": (PLAIN, [*PLAIN, early("after")], {}, {"after": 11}),
+    "a gate before a node that has not run, which chooses another": (
+        PLAIN,
+        [*PLAIN, early("other", "after"), add("other")],
+        {},
+        {"other": 2},
+    ),
+    "a condition of a node that has run": (PLAIN, [add("a", when=lambda x: False), *PLAIN[1:]], {}, {"after": 11}),
+    "a retired gate": ([*PLAIN, early("a")], PLAIN, {"retired": ["early"]}, {"after": 11}),
+    "another target of a gate that has decided": (
+        [*PLAIN, early("a")],
+        [*PLAIN, early("other", "a"), add("other")],
+        {},
+        {"after": 11},
+    ),
+    "one target less of a gate that has decided": (
+        [*PLAIN, early("a", "other"), add("other")],
+        [*PLAIN, early("a")],
+        {},
+        {"after": 11},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", FITS)
 async def test_a_change_that_fits_goes_on(tmp_path: Path, case: str) -> None:
     before, nodes, options, wanted = FITS[case]
-    result = await changed(tmp_path, before, nodes, **options)
+    result, checked = await changed(tmp_path, before, nodes, **options)
     assert result.status is RunStatus.COMPLETED, result
+    assert checked is Fit.SAFE
     assert dict(result.output) == wanted
 
 
@@ -127,8 +163,44 @@ PARKS = {
     ),
     "a gate before a node that has run, which chooses another": (
         PLAIN,
-        [route(targets=["other", "a"], name="gate", inputs={"x": "x"})(lambda x: "other"), add("other"), *PLAIN],
-        ("The node 'a' has run, and now is skipped: gate:0 chose other.", 'Graph(version="...")'),
+        [early("other", "a"), add("other"), *PLAIN],
+        ("The node 'a' has run, and now comes after 'early', which had not ended then.", 'Graph(version="...")'),
+    ),
+    "a gate before a node that has run, which chooses it": (
+        PLAIN,
+        [early("a"), *PLAIN],
+        ("The node 'a' has run, and now comes after 'early', which had not ended then.", 'Graph(version="...")'),
+    ),
+    "a gate before a node that has run and one that has not": (
+        PLAIN,
+        [early("after", "a"), *PLAIN],
+        ("The node 'a' has run, and now comes after 'early'",),
+    ),
+    "a gate before a gate that has decided": (
+        [*PLAIN, early("a")],
+        [*PLAIN, early("a"), early("early", name="first")],
+        ("early:0", "now comes after 'first'"),
+    ),
+    "a gate before a question": (PLAIN, [early("ask"), *PLAIN], ("ask:0", "now comes after 'early'")),
+    "a gate that is gone": ([*PLAIN, early("a")], PLAIN, ("early:0", "retired=['early']")),
+    "a map over nothing before a node that has run": (
+        PLAIN,
+        [
+            node(lambda i: i, name="none", inputs={"i": "nothing"}).map_over("i"),
+            add("a", after=["none"]),
+            *PLAIN[1:],
+        ],
+        ("The node 'a' has run, and now comes after 'none'",),
+    ),
+    "a node that its condition skips before a node that has run": (
+        PLAIN,
+        [add("skipped", when=lambda x: False), add("a", after=["skipped"]), *PLAIN[1:]],
+        ("The node 'a' has run, and now comes after 'skipped'",),
+    ),
+    "a target that a gate did not have when it decided": (
+        [*PLAIN, early("other"), add("other")],
+        [*PLAIN, early("other", "a"), add("other")],
+        ("The node 'a' has run, and now is skipped: early:0 chose other.",),
     ),
 }
 
@@ -136,8 +208,10 @@ PARKS = {
 @pytest.mark.parametrize("case", PARKS)
 async def test_a_change_that_does_not_fit_parks_the_run_and_says_what(tmp_path: Path, case: str) -> None:
     before, nodes, says = PARKS[case]
-    result = await changed(tmp_path, before, nodes)
+    result, checked = await changed(tmp_path, before, nodes)
     assert result.status is RunStatus.PARKED, result
+    # What comes only after the answer is not seen before a deploy.
+    assert (checked is Fit.SAFE) == case.startswith("a type")
     for words in says:
         assert words in str(result.error)
 
@@ -147,6 +221,6 @@ async def test_a_decision_for_a_node_that_is_gone_parks_the_run(tmp_path: Path) 
         return route(targets=targets, name="choose", inputs={"x": "a"})(lambda x: targets[0])
 
     first = [add("a"), gate("second"), ask("a"), add("second", "ask")]
-    result = await changed(tmp_path, first, [add("a"), gate("other"), ask("a"), add("other", "ask")])
+    result, _ = await changed(tmp_path, first, [add("a"), gate("other"), ask("a"), add("other", "ask")])
     assert result.status is RunStatus.PARKED
     assert "'second'" in str(result.error)

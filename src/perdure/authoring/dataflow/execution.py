@@ -713,6 +713,9 @@ class DataflowExecution(Execution):
             if gone is not None and gone not in self._plan.retired:
                 what = f"the decision of {op}"
                 raise NotDecodable(what, "a target of the gate", f"it chose {gone!r}, which is no target any more")
+        elif self._is_late(number):
+            self._status[number] = OPEN
+            return
         else:
             self._check_readable(number, op, node.arguments, arguments)
             try:
@@ -727,6 +730,19 @@ class DataflowExecution(Execution):
         found = (gate.targets.get(target) for target in chosen if target is not None)
         self._chosen[number] = frozenset(target for target in found if target is not None)
         self._done(number, _NONE)
+
+    def _is_late(self, number: int) -> bool:
+        """Whether a node that waits for this one has run before, under code that did not have this one.
+
+        A decision would be recorded after its effect, so none is made: replay parks the run at the op of that node.
+        """
+        if not self._past.begun:
+            return False
+        for consumer in self._plan.consumers[number]:
+            op = self._history.op_of(self._plan.nodes[consumer], self._turns[consumer])
+            if self._past.began(op) or self._past.decided(op) is not None:
+                return True
+        return False
 
     def _holds(self, number: int, op: str, when: Decision, arguments: dict[str, Value]) -> bool:
         """Whether the condition of a node holds; if not, the node is skipped."""
@@ -744,6 +760,9 @@ class DataflowExecution(Execution):
                 return True
         elif known is None or msgspec.json.decode(known) is not False:
             return True
+        if known is None and self._is_late(number):
+            self._status[number] = OPEN
+            return False
         self._commands.append(RecordValue(op, "when", Raw(b"false"), self._plan.nodes[number].where))
         self._not_run(number, op, SKIPPED, "when", "its `when` is false")
         return False
@@ -909,6 +928,10 @@ class DataflowExecution(Execution):
             columns = columns_of(op, mapped.over, arguments)
         except UsageError as error:
             self._failed(number, self._described(error))
+            return
+
+        if known is None and self._is_late(number):
+            self._status[number] = OPEN
             return
 
         def begin(unread: Readers = ()) -> None:
