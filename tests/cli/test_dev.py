@@ -273,5 +273,7 @@ asyncio.run(main())
 def test_an_edit_imports_nothing_but_the_code_of_the_user(tmp_path: Path) -> None:
     """The rest of what it takes is imported before there is an edit: the process waits with it."""
     (tmp_path / "flows.py").write_text(FLOWS)
-    ended = subprocess.run([sys.executable, "-c", IMPORTED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTED], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert ended.returncode == 0, ended.stderr

@@ -87,5 +87,5 @@ def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_looked_for_th
         until(lambda: len(fleet.did("steps")) == 2, every=0.1)
         owner = next(one for one in both if one.pid == fleet.did("steps")[-1].pid)
         freeze(owner, url)
-        until(lambda: len(fleet.did("steps")) == 3, timeout=60.0, every=0.1)
+        until(lambda: len(fleet.did("steps")) == 3, every=0.1)
         assert fleet.did("steps")[-1].pid != owner.pid

@@ -25,6 +25,10 @@ from tests.patience import PATIENCE as PATIENCE
 
 # Leaving an engine cancels what is under way at once.
 AT_ONCE = Recovery(grace=0)
+# The same for an engine in whose loop a test puts the time forward: its lease lasts.
+LASTING = Recovery(grace=0, lease=36_000.0)
+# Seconds in the time of a loop that a test puts forward: no machine is so slow, and a test waits for longer than some.
+LONG = 30.0
 
 
 class FakeClock:
@@ -38,6 +42,29 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.at += seconds
+
+
+class LoopTime:
+    """The time of the running loop, which a test puts forward: a timeout may be longer than any machine is slow."""
+
+    def __init__(self) -> None:
+        self._loop, self._ahead = asyncio.get_running_loop(), 0.0
+        usual = self._loop.time
+        self._loop.time = lambda: usual() + self._ahead  # type: ignore[method-assign]
+
+    async def advance(self, seconds: float) -> None:
+        """Let what is under way get as far as it can, so much time pass, and what was due until then happen."""
+        await self._turns()
+        self._ahead += seconds
+        await self._turns()
+
+    def advance_from_thread(self, seconds: float) -> None:
+        """The same, for a thread."""
+        asyncio.run_coroutine_threadsafe(self.advance(seconds), self._loop).result(PATIENCE)
+
+    async def _turns(self) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
 
 
 class Gates:
@@ -244,7 +271,7 @@ async def run(
     store = store or MemoryStore()
     program = invocation.program
     assert isinstance(program, CodeProgram)
-    async with Engine(store, [program, *others], recovery=AT_ONCE, **options) as engine:
+    async with Engine(store, [program, *others], **{"recovery": AT_ONCE, **options}) as engine:
         handle = await engine.start(invocation, id="it")
         result = await handle.outcome(PATIENCE)
         codec = engine.codec

@@ -32,7 +32,7 @@ from perdure import (
 from perdure.kernel.events import AnyEvent, AttemptFailed, StepFailed, StepProgressed, StepStarted
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, only, run
+from tests.engine.harness import AT_ONCE, LASTING, LONG, PATIENCE, Gates, LoopTime, Recorded, only, run
 
 T = TypeVar("T")
 
@@ -168,13 +168,13 @@ def test_without_a_heartbeat_option_silence_is_fine() -> None:
 
 
 async def test_a_thread_gives_signs_of_life_too_and_a_silent_one_is_told_that_nobody_waits() -> None:
-    stopped, go = threading.Event(), threading.Event()
+    stopped, go, time = threading.Event(), threading.Event(), LoopTime()
 
-    @step(heartbeat=1.0)
+    @step(heartbeat=LONG)
     def lively() -> str:
-        for _ in range(70):
+        for _ in range(5):
             step_context().heartbeat()
-            go.wait(0.02)
+            time.advance_from_thread(LONG / 2)
         return "done"
 
     @step(heartbeat=0.05)
@@ -192,7 +192,7 @@ async def test_a_thread_gives_signs_of_life_too_and_a_silent_one_is_told_that_no
             return result
         return "not given up"
 
-    ran = await run(flow())
+    ran = await run(flow(), recovery=LASTING)
     assert ran.output == "done"
     assert stopped.wait(PATIENCE)
 

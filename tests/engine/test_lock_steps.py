@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, HeldBy, LockLost, LockTimeout, Retry, UsageError, lock, step, step_context, workflow
-from tests.engine.harness import PATIENCE
+from tests.engine.harness import LASTING, LONG, PATIENCE, LoopTime
 from tests.engine.lock_parts import free, gates, guarded_step, many_steps, most, until
 
 pytestmark = pytest.mark.usefixtures("no_locks_left")
@@ -24,9 +24,12 @@ async def test_steps_on_the_loop_and_in_threads_take_turns(local_url: str) -> No
 
 
 async def test_a_step_that_fails_or_is_cancelled_gives_its_lock_back() -> None:
-    @step(timeout=0.05)
+    time = LoopTime()
+
+    @step(timeout=LONG)
     async def stuck() -> None:
         async with lock("room"):
+            await time.advance(2 * LONG)
             await gates.wait("never")
 
     @step
@@ -43,19 +46,20 @@ async def test_a_step_that_fails_or_is_cancelled_gives_its_lock_back() -> None:
                 pass
         return await guarded_step("after")
 
-    async with Engine("memory://", [both]) as engine:
+    async with Engine("memory://", [both], recovery=LASTING) as engine:
         assert await (await engine.start(both())).result(PATIENCE) == 3
         assert await free(engine)
 
 
 async def test_the_next_attempt_takes_over_from_a_thread_that_does_not_notice_its_end() -> None:
-    stop, tokens = threading.Event(), []
+    stop, tokens, time = threading.Event(), [], LoopTime()
 
-    @step(timeout=0.1, retry=Retry(attempts=2, initial=0.01))
+    @step(timeout=LONG, retry=Retry(attempts=2, initial=0.01))
     def stubborn() -> int:
         with lock("room") as held:
             tokens.append(held.token)
             if step_context().attempt == 1:
+                time.advance_from_thread(2 * LONG)
                 stop.wait(PATIENCE)
             return held.token
 
@@ -63,7 +67,7 @@ async def test_the_next_attempt_takes_over_from_a_thread_that_does_not_notice_it
     async def calls() -> int:
         return await stubborn()
 
-    async with Engine("memory://", [calls]) as engine:
+    async with Engine("memory://", [calls], recovery=LASTING) as engine:
         assert await (await engine.start(calls())).result(PATIENCE) == 2
         stop.set()
         async with engine.locks.hold("room") as held:
@@ -95,7 +99,7 @@ async def test_a_thread_that_waits_for_a_lock_ends_with_its_step() -> None:
 async def test_a_step_that_lost_its_lock_is_told_at_the_end_of_its_block() -> None:
     @step
     async def robbed() -> None:
-        async with lock("room", ttl=0.06):
+        async with lock("room", ttl=30):
             await gates.wait("go")
 
     @workflow

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Engine, HeldBy, connect, lock, workflow
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, replay
+from tests.engine.harness import AT_ONCE, LASTING, PATIENCE, LoopTime, Recorded, replay
 from tests.engine.lock_parts import free, gated, gates, is_locked, most, until, wait_for, work
 
 pytestmark = pytest.mark.usefixtures("no_locks_left")
@@ -62,19 +62,21 @@ async def _owned(engine: Engine, id: str) -> bool:
 async def test_a_run_that_loses_its_lock_stops_and_goes_on_when_it_has_it_again() -> None:
     @workflow
     async def guarded() -> list[int]:
-        async with lock("room", ttl=0.09) as held:
+        async with lock("room", ttl=30) as held:
             first = held.token
             await wait_for("go")
             return [first, held.token]
 
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [guarded], on_commit=recorded) as engine:
+    store, recorded, time = MemoryStore(), Recorded(), LoopTime()
+    async with Engine(store, [guarded], on_commit=recorded, recovery=LASTING) as engine:
         run = await engine.start(guarded(), id="r")
         await recorded.until(is_locked)
         taken = await engine.locks.force_release("room")
         assert taken is not None
         assert taken.owner == f"{run.run_id}/lock:0"
         assert not isinstance(await engine.locks.acquire("room", "thief", 30), HeldBy)
+        # It is renewed three times in its ttl.
+        await time.advance(11)
         await until(lambda: _gone(engine, run.run_id))
         gates.open("go")
         await engine.locks.release("room", "thief")

@@ -26,7 +26,7 @@ from perdure import (
 from perdure.kernel.events import StepSucceeded, ValueRecorded, WaitOpened
 from perdure.kernel.state import fold
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, replay
+from tests.engine.harness import AT_ONCE, LASTING, PATIENCE, FakeClock, LoopTime, Recorded, replay
 from tests.engine.lock_parts import _no_locks, free, gated, gates, is_locked, most, until, wait_for, work
 
 pytestmark = pytest.mark.usefixtures("no_locks_left")
@@ -304,20 +304,28 @@ async def _held_by(engine: Engine, run_id: str) -> bool:
     return held is not None and held.owner.startswith(run_id)
 
 
+async def _hold(engine: Engine, timeout: float) -> None:
+    async with engine.locks.hold("room", timeout=timeout):
+        pass
+
+
 async def test_a_sleeping_holder_stays_in_memory_and_keeps_its_lock() -> None:
     @workflow
     async def sleeper() -> None:
-        async with lock("room", ttl=0.06):
+        async with lock("room", ttl=30):
             await wait_signal("wake")
 
-    recorded = Recorded()
-    async with Engine("memory://", [sleeper, alone], on_commit=recorded) as engine:
+    recorded, time, clock = Recorded(), LoopTime(), FakeClock()
+    async with Engine("memory://", [sleeper, alone], on_commit=recorded, clock=clock, recovery=LASTING) as engine:
         run = await engine.start(sleeper(), id="s")
         await recorded.until(lambda e: isinstance(e, WaitOpened) and e.kind == "signal")
         # Another waits for it, for longer than the ttl.
+        waiting = asyncio.create_task(_hold(engine, timeout=100))
+        for _ in range(11):
+            clock.advance(10)
+            await time.advance(10)
         with pytest.raises(LockTimeout):
-            async with engine.locks.hold("room", timeout=0.2):
-                pass
+            await waiting
         assert (await engine.locks.list())[0].owner == f"{run.run_id}/lock:0"
         await engine.signal("s", "wake")
         await run.result(PATIENCE)

@@ -17,7 +17,7 @@ import pytest
 from perdure import DeadlineExceeded, Engine, StepTimeout, UsageError, blocking, rule, step, workflow
 from perdure.engine import threads
 from tests.engine.cpu_steps import waits_for
-from tests.engine.harness import AT_ONCE, PATIENCE, eventually, run
+from tests.engine.harness import AT_ONCE, LASTING, LONG, PATIENCE, LoopTime, Recorded, eventually, run
 
 
 class Gate:
@@ -32,8 +32,9 @@ class Gate:
         assert self.opened.wait(PATIENCE * 4)
 
 
-def held_up(gate: Gate, **options: Any) -> Any:
+def held_up(**options: Any) -> Any:
     """A run in which a step holds the only thread until the time of another one, which waits for it, would be up."""
+    gate, time = Gate(), LoopTime()
 
     @step
     def holds() -> None:
@@ -43,39 +44,34 @@ def held_up(gate: Gate, **options: Any) -> Any:
     def waits() -> str:
         return "made"
 
-    @step(timeout=0.2)
+    @step
     async def time_passes() -> None:
-        await asyncio.Event().wait()
+        await eventually(lambda: gate.entered == 1)
+        await time.advance(2 * LONG)
+        gate.opened.set()
 
     @workflow
     async def flow() -> str:
         held, waiting = asyncio.ensure_future(holds()), asyncio.ensure_future(waits())
-        try:
-            await time_passes()
-        except StepTimeout:
-            await lets_go()
+        await time_passes()
         await held
         return await waiting
-
-    @step
-    async def lets_go() -> None:
-        gate.opened.set()
 
     return flow
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0.1}, {"heartbeat": 0.1}], ids=["timeout", "heartbeat"])
+@pytest.mark.parametrize("options", [{"timeout": LONG}, {"heartbeat": LONG}], ids=["timeout", "heartbeat"])
 async def test_time_counts_from_when_the_function_begins(options: dict[str, Any]) -> None:
-    assert (await run(held_up(Gate(), **options)(), threads=1)).output == "made"
+    assert (await run(held_up(**options)(), threads=1, recovery=LASTING)).output == "made"
 
 
 async def test_it_does_in_an_executor_of_the_user() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert (await run(held_up(Gate(), timeout=0.1)(), executor=pool)).output == "made"
+        assert (await run(held_up(timeout=LONG)(), executor=pool, recovery=LASTING)).output == "made"
 
 
 async def test_a_fallback_that_waits_for_a_thread_is_not_late_either() -> None:
-    gate = Gate()
+    gate, time, broken = Gate(), LoopTime(), asyncio.Event()
 
     def mended(failed: Any) -> str:
         return "mended"
@@ -84,57 +80,49 @@ async def test_a_fallback_that_waits_for_a_thread_is_not_late_either() -> None:
     def holds() -> None:
         gate.pass_through()
 
-    @step(timeout=0.1)
+    @step(timeout=LONG)
     async def breaks() -> str:
+        broken.set()
         raise ValueError("broken")
 
-    @step(timeout=0.2)
-    async def time_passes() -> None:
-        await asyncio.Event().wait()
-
     @step
-    async def lets_go() -> None:
+    async def time_passes() -> None:
+        await eventually(lambda: gate.entered == 1)
+        await broken.wait()
+        await time.advance(2 * LONG)
         gate.opened.set()
 
     @workflow
     async def flow() -> str:
         held = asyncio.ensure_future(holds())
         waiting = asyncio.ensure_future(breaks())
-        try:
-            await time_passes()
-        except StepTimeout:
-            await lets_go()
+        await time_passes()
         await held
         return await waiting
 
-    ran = await run(flow(), threads=1, rules=[rule("breaks", fallback=mended)])
+    ran = await run(flow(), threads=1, rules=[rule("breaks", fallback=mended)], recovery=LASTING)
     assert ran.output == "mended"
-
-
-@step(timeout=2.0)
-async def two_seconds() -> None:
-    await asyncio.Event().wait()
-
-
-@step
-async def touches(file: str) -> None:
-    Path(file).touch()
-
-
-@workflow
-async def cpu_in_turn(file: str) -> list[int]:
-    first = asyncio.ensure_future(waits_for(file))
-    second = asyncio.ensure_future(waits_for.options(timeout=1.5)(os.devnull))
-    try:
-        await two_seconds()
-    except StepTimeout:
-        await touches(file)
-    return [await first, await second]
 
 
 async def test_time_counts_from_when_a_process_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert (await run(cpu_in_turn(str(tmp_path / "go")))).output == [1, 1]
+    time, recorded, go = LoopTime(), Recorded(), tmp_path / "go"
+
+    @step
+    async def time_passes() -> None:
+        for op in ("waits_for:0", "waits_for:1"):
+            await recorded.until_started(op)
+        await time.advance(2 * LONG)
+        go.touch()
+
+    @workflow
+    async def flow() -> list[int]:
+        first = asyncio.ensure_future(waits_for(str(go)))
+        second = asyncio.ensure_future(waits_for.options(timeout=LONG)(os.devnull))
+        await time_passes()
+        return [await first, await second]
+
+    assert (await run(flow(), on_commit=recorded, recovery=LASTING)).output == [1, 1]
 
 
 async def test_a_step_that_takes_too_long_once_it_began_is_timed_out() -> None:

@@ -130,13 +130,13 @@ assert not [name for name in sys.modules if name.startswith(("perdure.server", "
 
 
 def test_an_engine_imports_nothing_of_the_server() -> None:
-    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
 
 
 def test_the_server_is_named_when_it_is_not_installed() -> None:
     """As where `perdure[server]` is not installed: Starlette cannot be imported."""
     hidden = "import sys; sys.modules['starlette'] = None\nimport perdure\nperdure.Engine('memory://', []).asgi()"
-    ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, "UsageError: asgi() needs starlette" in ended.stderr) == (1, True), ended.stderr
     assert "pip install 'perdure[server]'" in ended.stderr

@@ -94,7 +94,7 @@ import hashlib
 Presence(shared_folder("owners", hashlib.blake2b(b"store", digest_size=8).hexdigest())).hold("w#1")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
 
     async def scenario() -> None:
         backend = MemoryStore().leases
