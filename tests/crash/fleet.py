@@ -75,6 +75,10 @@ class Fleet:
             assert child.alive or child.wait() < 0, f"{name} ended by itself\n{child.log}"
         return member
 
+    def mend(self) -> None:
+        """Let what holds or kills its orchestrators end."""
+        (self.folder / "mended").touch()
+
     @property
     def log(self) -> str:
         """What all of them logged."""

@@ -42,6 +42,19 @@ async def flow(steps: int, seconds: float) -> int:
 
 
 @step
+async def hold(number: int) -> int:
+    write_down("steps", "hold", number)
+    while not mended():
+        await asyncio.sleep(0.02)
+    return number
+
+
+@workflow
+async def held(steps: int) -> int:
+    return sum([await hold(number) for number in range(steps)])
+
+
+@step
 async def kill() -> str:
     write_down("steps", "kill", 0)
     if not mended():
@@ -112,7 +125,7 @@ async def main(url: str, name: str, recovery: Recovery, leases: str | None) -> N
         assert engine._orchestrator is not None
         write_down("appends", engine._orchestrator.session.id, append.run_id, append.expected_next, append.next_seq)
 
-    programs: list[Program] = [flow, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
+    programs: list[Program] = [flow, held, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
     engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)
     async with engine:
         print("open", flush=True)

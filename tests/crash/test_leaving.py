@@ -29,7 +29,7 @@ def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(children: Chi
 
     with Fleet(children, url, tmp_path, LEASE) as fleet:
         first = fleet.start("first")
-        fleet.put("flow", 2, 4.0, ids=[f"long-{n}" for n in range(5)])
+        fleet.put("held", 2, ids=[f"long-{n}" for n in range(5)])
         until(lambda: len(fleet.did("steps")) == 5)
         second = fleet.start("second")
         assert asyncio.run(orchestrators())["first"].running == 5
@@ -40,5 +40,6 @@ def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(children: Chi
         assert "first" not in seen, "it lives no more, and owns nothing"
         assert seen["second"].alive
         assert asyncio.run(released()) == 5
+        fleet.mend()
         until(lambda: {view.status for view in fleet.views().values()} == {RunStatus.COMPLETED}, every=0.1)
         assert fleet.stale_writes() == []

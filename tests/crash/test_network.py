@@ -24,6 +24,8 @@ from tests.crash.network import audit
 from tests.services.proxy import Proxy
 
 RUNS, STEPS = 40, 5
+# As many as a worker executes at a time.
+AT_ONCE = 8
 LEASE = 1.0
 
 Fault = Callable[[Proxy], None]
@@ -43,8 +45,11 @@ class Place:
 
     def __init__(self, url: str, children: Children, folder: Path, workers: int, runs: int, seconds: float) -> None:
         self.url, self.folder, self.runs = url, folder, runs
-        self.log = folder / "effects"
-        asyncio.run(queue(url, {f"run-{n}": programs.five(n, seconds) for n in range(runs)}))
+        self.log, self.held = folder / "effects", folder / "held"
+        self.held.touch()
+        # Most of the work waits until the network fails, however late that is.
+        held = ["" if n < AT_ONCE else str(self.held) for n in range(runs)]
+        asyncio.run(queue(url, {f"run-{n}": programs.five(n, seconds, held[n]) for n in range(runs)}))
         port = urlsplit(url).port
         assert port is not None
         self._stack = ExitStack()
@@ -79,7 +84,7 @@ class Place:
     def wait_for_work(self) -> int:
         """Return when all workers are ready and at least one works: which one that is."""
         ready = [self.folder / f"drained.worker-{i}" for i in range(len(self.workers))]
-        until(lambda: all(path.exists() for path in ready) and self.effects > 10, what="for the work to begin")
+        until(lambda: all(path.exists() for path in ready) and self.effects >= AT_ONCE, what="for the work to begin")
         first = json.loads(self.log.read_bytes().split(b"\n")[0])["pid"]
         return [worker.pid for worker in self.workers].index(first)
 
@@ -132,6 +137,7 @@ def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
         place.wait_for_work()
         for proxy in place.proxies:
             FAULTS[fault](proxy)
+        place.held.unlink()
         time.sleep(1.5 * LEASE)
         for proxy in place.proxies:
             proxy.heal()
@@ -149,6 +155,7 @@ def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing
         busy = place.wait_for_work()
         cut_off, returning = place.proxies[busy], place.workers[busy]
         FAULTS[fault](cut_off)
+        place.held.unlink()
         # The other takes over what the first one has, and ends all of it.
         until(lambda: finished(url) == RUNS, what="for the other to end everything")
         cut_off.heal()

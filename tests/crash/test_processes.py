@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import RunStatus, connect
+from perdure.kernel.invocation import Invocation
 from tests.crash import programs
 from tests.crash.fleet import freeze
 from tests.crash.harness import Child, Children, Journal, audit, check_executions, create, peek, read_effects, until
@@ -28,7 +29,7 @@ class Workers:
 
     def __init__(self, children: Children, folder: Path) -> None:
         self._children, self._folder = children, folder
-        self.db, self.log = folder / "runs.db", folder / "effects"
+        self.db, self.log, self.held = folder / "runs.db", folder / "effects", folder / "held"
         asyncio.run(create(f"sqlite:///{self.db}"))
 
     def start(self, **options: Any) -> Child:
@@ -36,16 +37,28 @@ class Workers:
         options = {"check_interval": CHECK_INTERVAL, **options}
         return self._children.start("work", self._folder, db=str(self.db), effects=str(self.log), **options)
 
-    def queue(self, runs: int, seconds: float, pause: float = 0.0, first: int = 0, held: str = "") -> None:
+    def queue(self, runs: int, seconds: float, pause: float = 0.0, first: int = 0) -> None:
         """Queue runs, as a client does that executes nothing itself."""
 
         async def start_all() -> None:
             async with connect(f"sqlite:///{self.db}") as client:
                 for n in range(first, first + runs):
-                    _ = await client.start(programs.five(n, seconds, held), id=f"run-{n}")
+                    _ = await client.start(self.call(n, seconds), id=f"run-{n}")
                     await asyncio.sleep(pause)
 
         asyncio.run(start_all())
+
+    def call(self, n: int, seconds: float = 0.0) -> Invocation[int]:
+        """What a run executes."""
+        return programs.five(n, seconds, str(self.held))
+
+    def hold(self) -> None:
+        """Let no step end, however late the test does what it does meanwhile."""
+        self.held.touch()
+
+    def let_go(self) -> None:
+        """Let steps end."""
+        self.held.unlink()
 
     def begun(self, worker: Child | None = None) -> int:
         """How many steps have begun, by one worker or all."""
@@ -98,39 +111,42 @@ def test_runs_queued_before_any_worker_lives_are_done_once_by_whoever_comes(work
 
 
 def test_the_runs_of_a_killed_worker_are_taken_over_by_the_one_that_lives(workers: Workers) -> None:
+    workers.hold()
     first = workers.start(lease=NEVER)
-    workers.queue(runs=10, seconds=0.5)
+    workers.queue(runs=10, seconds=0.1)
     until(lambda: workers.begun(first) >= 10)
     second = workers.start(lease=NEVER)
     time.sleep(2 * CHECK_INTERVAL)
     assert workers.begun(second) == 0, "the first one lives, and its runs are its own"
     first.kill()
     until(lambda: workers.begun(second) >= 10)
+    workers.let_go()
     journals = workers.drain(second)
     assert {journal.claims for journal in journals.values()} == {2}
 
 
 def test_a_worker_started_again_under_its_name_takes_its_runs_up_at_once(workers: Workers) -> None:
+    workers.hold()
     first = workers.start(name="worker", lease=NEVER)
-    workers.queue(runs=10, seconds=0.2)
+    workers.queue(runs=10, seconds=0.1)
     until(lambda: workers.begun(first) >= 10)
     first.kill()
     second = workers.start(name="worker", lease=NEVER, check_interval=NEVER)
     until(lambda: workers.begun(second) >= 10)
+    workers.let_go()
     workers.drain(second)
 
 
-def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers, tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers) -> None:
     # Renewed three times in that time, which a busy machine allows for; and waited for once, in full.
     lease = 5.0
     sleeper = workers.start(lease=lease)
     # No step of it ends before it stands still, however late that is.
-    held = tmp_path / "held"
-    held.touch()
-    workers.queue(runs=5, seconds=0.0, held=str(held))
+    workers.hold()
+    workers.queue(runs=5, seconds=0.0)
     until(lambda: workers.begun(sleeper) >= 5)
     freeze(sleeper, f"sqlite:///{workers.db}")
-    held.unlink()
+    workers.let_go()
     try:
         other = workers.start(lease=lease)
         until(lambda: workers.begun(other) >= 10)
@@ -145,28 +161,32 @@ def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: W
 
 
 def test_a_worker_that_leaves_in_good_order_hands_its_runs_over_at_once(workers: Workers) -> None:
+    workers.hold()
     first = workers.start(lease=NEVER)
     workers.queue(runs=5, seconds=0.4)
     until(lambda: workers.begun(first) >= 5)
     second = workers.start(lease=NEVER, check_interval=NEVER)
     os.kill(first.pid, signal.SIGINT)
+    workers.let_go()
     assert first.wait() != 0, "interrupted"
     until(lambda: workers.begun(second) >= 1)
     workers.drain(second)
 
 
 def test_a_client_sees_the_end_of_a_run_that_was_taken_over(workers: Workers) -> None:
+    workers.hold()
     first = workers.start()
     workers.queue(runs=1, seconds=0.2)
-    until(lambda: workers.begun(first) >= 2)
+    until(lambda: workers.begun(first) >= 1)
 
     async def wait() -> int:
         async with connect(f"sqlite:///{workers.db}") as client:
-            run = await client.start(programs.five(0, 0.2), id="run-0")
+            run = await client.start(workers.call(0, 0.2), id="run-0")
             waiting = asyncio.ensure_future(run.result(PATIENCE))
             await asyncio.sleep(0.1)
             await asyncio.to_thread(first.kill)
             second = await asyncio.to_thread(workers.start)
+            workers.let_go()
             result = await waiting
             await asyncio.to_thread(workers.drain, second)
             return result
