@@ -43,7 +43,7 @@ class ChunkExecution(DataflowExecution):
         super().__init__(plan, msgspec.structs.replace(started, input=NULL), codec, past)
         # The items are kept in memory only once.
         self._chunk = msgspec.structs.replace(chunk, arguments={}, over={})
-        self._lookup.input = {name: Value(value) for name, value in {**chunk.arguments, **chunk.over}.items()}
+        self._lookup.input = {name: Value(bytes(value)) for name, value in {**chunk.arguments, **chunk.over}.items()}
         self._turns[0] = turn
         assert started.remote is not None
         self.patches = dict(started.remote.patches or {})

@@ -59,7 +59,7 @@ from perdure.authoring.dataflow.plan import (
     outputs_of,
     passed_on,
 )
-from perdure.authoring.dataflow.values import Value, as_object, input_by_name, joined, record
+from perdure.authoring.dataflow.values import Value, as_object, encoded, input_by_name, joined, record
 from perdure.errors import (
     ApprovalRejected,
     ExpressionFailed,
@@ -301,13 +301,13 @@ class DataflowExecution(Execution):
         if not self._past.replaying:
             self._check_input(input)
         given = msgspec.json.decode(input, type=dict[str, Raw])
-        self._lookup.input = {self._renamed.get(name, name): Value(value) for name, value in given.items()}
+        self._lookup.input = {self._renamed.get(name, name): Value(bytes(value)) for name, value in given.items()}
 
     def _apply_step_succeeded(self, event: StepSucceeded) -> None:
         number = self._open.pop(event.op, None)
         if number is None:
             return
-        value = Value(event.value)
+        value = Value(bytes(event.value))
         if event.blob and event.value == NULL:
             if event.digest and self._is_passed_on(number):
                 value = Value(b"", event.blob, event.digest)
@@ -381,7 +381,7 @@ class DataflowExecution(Execution):
         except (SignalTimeout, ApprovalRejected, NotDecodable, NotSerializable) as error:
             self._failed(number, self._described(error))
         else:
-            self._done(number, Value(value))
+            self._done(number, Value(bytes(value)))
 
     def _apply_child_finished(self, event: ChildFinished) -> None:
         number = self._open.pop(event.op, None)
@@ -404,7 +404,7 @@ class DataflowExecution(Execution):
             reason = why_no_result(event.value)
             # Runs from before structures were recorded have passed on what a result says about skipped values.
             clean = self._structure and self._can_drain(number)
-            value = Value(without_skips(event.value) if clean else event.value)
+            value = Value(bytes(without_skips(event.value) if clean else event.value))
             if reason is not None:
                 if self._plan.jobs and self.noted is not None:
                     self._note(number, event.op, SKIPPED, f"{event.op}/{reason.partition(' ')[0]}", reason)
@@ -503,19 +503,37 @@ class DataflowExecution(Execution):
             self._lacks_value(number, op)
             return
         if node.when is not None and condition is not None:
-            when, taken = node.when, arguments
-
-            def judge(condition: dict[str, Value]) -> None:
-                if self._holds(number, op, when, condition):
-                    self._go_ahead(number, node, op, taken, wrong, key)
-
-            decided = self._past.began(op) or self._history.decision(op) is not None
-            self._with_lists(number, op, condition, () if decided else when.arguments, judge)
+            self._judge(number, node, op, node.when, condition, arguments, wrong, key)
         elif node.spec is not None and node.mapped is None and wrong is None and key is None:
-            self._status[number] = OPEN  # the most frequent case, without further calls
-            self._call(number, node, op, arguments)
+            self._status[number] = OPEN
+            if self._past.begun:
+                self._call(number, node, op, arguments)
+            else:  # as `_call`: the most frequent case, without a further call
+                self._open[op] = number
+                self._running += 1
+                self._commands.append(self._run_step(node, op, arguments, ()))
         else:
             self._go_ahead(number, node, op, arguments, wrong, key)
+
+    def _judge(
+        self,
+        number: int,
+        node: Node,
+        op: str,
+        when: Decision,
+        condition: dict[str, Value],
+        arguments: dict[str, Value],
+        wrong: Exception | None,
+        key: Value | None,
+    ) -> None:
+        """Run a node if its condition holds."""
+
+        def judge(condition: dict[str, Value]) -> None:
+            if self._holds(number, op, when, condition):
+                self._go_ahead(number, node, op, arguments, wrong, key)
+
+        decided = self._past.began(op) or self._history.decision(op) is not None
+        self._with_lists(number, op, condition, () if decided else when.arguments, judge)
 
     def _go_ahead(
         self, number: int, node: Node, op: str, arguments: dict[str, Value], wrong: Exception | None, key: Value | None
@@ -614,11 +632,7 @@ class DataflowExecution(Execution):
         """
         if unread is None and self._past.begun and not self._past.began(op):
             if node.mapped is None:
-
-                def call(late: Readers) -> None:
-                    self._call(number, node, op, arguments, given, late)
-
-                self._with_readable(number, op, node.arguments, arguments, call)
+                self._call_readable(number, node, op, arguments, given)
                 return
             if self._is_chunk or self._history.is_known_map(op):
                 self._history.check_item(node, op, arguments)
@@ -642,6 +656,14 @@ class DataflowExecution(Execution):
                 last=number == self._plan.last,
             )
         )
+
+    def _call_readable(
+        self, number: int, node: Node, op: str, arguments: dict[str, Value], given: dict[str, Value] | None
+    ) -> None:
+        def call(unread: Readers) -> None:
+            self._call(number, node, op, arguments, given, unread)
+
+        self._with_readable(number, op, node.arguments, arguments, call)
 
     # --- what other code recorded -----------------------------------------------------------------------------------
 
@@ -674,12 +696,13 @@ class DataflowExecution(Execution):
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value], unread: Readers) -> RunStep:
         spec = node.spec
         assert spec is not None
-        values = list(arguments.values())
         references: tuple[tuple[int, str], ...] = ()
         if self._passed_on:
+            values = list(arguments.values())
             references = tuple([(position, value.blob) for position, value in enumerate(values) if not value.data])
-            values = [value if value.data else _NONE for value in values]
-        data = joined(values)
+            data = joined([value if value.data else _NONE for value in values])
+        else:
+            data = b"[%b]" % b",".join(map(encoded, arguments.values()))  # as `joined`, without a call
         given = len(arguments)
         keywords: tuple[str, ...] = ()
         if given < len(node.arguments) or (given and node.arguments[-1].keyword):
@@ -922,7 +945,7 @@ class DataflowExecution(Execution):
         recorded = None if known is None else msgspec.json.decode(known, type=MapShape)
         if known is not None and recorded is not None and recorded.results != NULL:
             self._commands.append(RecordValue(op, "map", known, node.where))
-            self._done(number, Value(recorded.results))
+            self._done(number, Value(bytes(recorded.results)))
             return
         try:
             columns = columns_of(op, mapped.over, arguments)

@@ -49,8 +49,8 @@ class Column:
         """Whether its elements are in blobs."""
         return self._parts is not None
 
-    def __getitem__(self, index: int) -> Raw:
-        return self._elements[index]
+    def __getitem__(self, index: int) -> Value:
+        return Value(bytes(self._elements[index]))
 
     def part(self, first: int, last: int) -> Value:
         """The elements from `first` up to `last`, as a list."""
@@ -147,7 +147,7 @@ class ItemMap:
             columns = self.columns
             yield (
                 f"{self.op}[{self.first + index}]",
-                {name: Value(columns[name][index]) if name in columns else of for name, of in self.arguments.items()},
+                {name: columns[name][index] if name in columns else of for name, of in self.arguments.items()},
             )
 
     def index(self, op: str) -> int:

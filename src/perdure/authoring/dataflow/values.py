@@ -27,25 +27,17 @@ def input_by_name(input: Raw) -> Raw:
     return Raw(b"{}") if bytes(input) == b"[]" else input
 
 
-class Value:
+class Value(msgspec.Struct, eq=False, gc=False):
     """An encoded value. Its digest and its elements are computed once, however many nodes take it.
 
     A value without data is a reference to a blob, and is passed on without being loaded.
     """
 
-    __slots__ = ("_digest", "_items", "blob", "data")
-
-    def __init__(self, data: bytes | Raw, blob: str = "", digest: str | None = None) -> None:
-        self.data = bytes(data)
-        self.blob = blob
-        self._digest = digest
-        self._items: list[Value] | None = None
-
-    def digest(self) -> str | None:
-        """The digest in the record of a call; None for a value that the record has in full."""
-        if self._digest is None and len(self.data) > SMALL:
-            self._digest = digest_of(self.data)
-        return self._digest
+    data: bytes
+    blob: str = ""
+    # The digest in the record of a call; None until it is needed, and for a value that the record has in full.
+    digest: str | None = None
+    _items: list[Value] | None = None
 
     def elements(self) -> list[Raw]:
         """The elements of a list, encoded. Raises msgspec.MsgspecError for anything else."""
@@ -54,7 +46,7 @@ class Value:
     def items(self) -> list[Value]:
         """The elements of a list. Raises msgspec.MsgspecError for anything else."""
         if self._items is None:
-            self._items = [Value(item) for item in self.elements()]
+            self._items = [Value(bytes(item)) for item in self.elements()]
         return self._items
 
     def part(self, path: Path) -> Value | None:
@@ -71,7 +63,7 @@ class Value:
                 if isinstance(key, int):
                     value = value.items()[key]
                 else:
-                    value = Value(_object(value.data)[key])
+                    value = Value(bytes(_object(value.data)[key]))
             except (msgspec.MsgspecError, LookupError):
                 return None
         return value
@@ -108,12 +100,12 @@ class OrSkipped(OwnDecoder):
         return decoded
 
 
-_data = attrgetter("data")
+encoded = attrgetter("data")
 
 
 def joined(values: Iterable[Value]) -> bytes:
     """Values as one list."""
-    return b"[%b]" % b",".join(map(_data, values))
+    return b"[%b]" % b",".join(map(encoded, values))
 
 
 def as_object(values: Mapping[str, Value]) -> bytes:
@@ -126,6 +118,9 @@ def record(values: Mapping[str, Value]) -> str:
     shown: dict[str, tuple[bytes, str | None]] = {}
     versioned = False
     for name, value in values.items():
-        shown[name] = value.data, value.digest()
-        versioned = versioned or VERSION_KEY in value.data
+        data = value.data
+        if value.digest is None and len(data) > SMALL:
+            value.digest = digest_of(data)
+        shown[name] = data, value.digest
+        versioned = versioned or VERSION_KEY in data
     return recorded_values(shown) + (versions_in(joined(values.values())) if versioned else "")
