@@ -65,7 +65,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perdure.kernel.divergence.model import Divergence, LostField
+from perdure.kernel.divergence.model import Divergence, LostField, OpView
 
 
 class PerdureError(Exception):
@@ -410,6 +410,8 @@ class NotDecodable(ValueProblem):
     divergence: Divergence | None = None
     # A stored field that is no longer read.
     lost: LostField | None = None
+    # The op that reads the value, if that is another one than it was recorded for.
+    taker: OpView | None = None
 
     def __init__(self, what: str, type: str, reason: str) -> None:
         self.what, self.type, self.reason = what, type, reason

@@ -55,6 +55,10 @@ class Execution(Protocol):
         """Release everything held; no further event will come."""
         ...
 
+    def check_ahead(self) -> Iterable[None]:
+        """Raise NotDecodable if what is recorded cannot be read where it will be taken. May pause now and then."""
+        return ()
+
     def retires(self, op: str) -> bool:
         """Whether a recorded op is passed over if it is not commanded."""
         return False

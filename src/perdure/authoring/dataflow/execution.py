@@ -42,6 +42,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from perdure.authoring.dataflow.ahead import Ahead
 from perdure.authoring.dataflow.changes import OF_GRAPHS, explain
 from perdure.authoring.dataflow.lists import LongLists, Reader, Readers, Unread
 from perdure.authoring.dataflow.lookup import BLOCKED, DONE, FAILED, OPEN, SKIPPED, WAITING, Lookup
@@ -263,6 +264,21 @@ class DataflowExecution(Execution):
     def close(self) -> None:
         """Nothing to do: it holds only memory."""
 
+    def check_ahead(self) -> Iterable[None]:
+        """Read what the nodes that have yet to run will take of what is recorded."""
+        if not self._past.begun or self._stopping or self._finished or self._no_data >= 0:
+            return ()
+        return Ahead(
+            self._plan,
+            self._codec,
+            self._history,
+            self._lookup,
+            self._turns,
+            self._left,
+            self._maps,
+            self._chosen,
+        ).check()
+
     def under_way(self) -> dict[str, Node]:
         """The ops that have begun and not ended, with their nodes."""
         return {op: self._plan.nodes[number] for op, number in self._open.items()}
@@ -483,6 +499,10 @@ class DataflowExecution(Execution):
                 arguments, key = self._with_key(arguments, node.lock)
         except (ExpressionFailed, NotSerializable) as error:
             wrong = error  # an error only if the condition holds
+        except NotDecodable as error:
+            error.taker = self._history.taker(number, op)
+            error.op = error.taker.path
+            raise
         try:
             condition = None if node.when is None else self._lookup.gather(node.when.arguments)
         except (ExpressionFailed, NotSerializable) as error:

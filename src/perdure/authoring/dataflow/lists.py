@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from perdure.authoring.dataflow.values import Value
 from perdure.errors import NotDecodable
+from perdure.kernel.divergence.model import OpView
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import Part, elements_of
 
@@ -58,6 +59,8 @@ class Reader(msgspec.Struct, frozen=True):
     op: str
     # For a long list: the part to read.
     part: Part | None = None
+    # The op that takes the value.
+    taker: OpView | None = None
 
     def of_part(self, part: Part) -> Reader:
         """The same for a part of the list."""
@@ -74,7 +77,7 @@ class Reader(msgspec.Struct, frozen=True):
         try:
             return self.codec.decode(data, self.type, self.what)
         except NotDecodable as error:
-            error.op = self.op
+            error.op, error.taker = self.op, self.taker
             raise
 
 

@@ -23,6 +23,7 @@ from perdure.authoring.dataflow.plan import (
 )
 from perdure.authoring.dataflow.values import Value, joined
 from perdure.errors import NotDecodable
+from perdure.kernel.divergence.undecodable import NOT_GIVEN
 from perdure.kernel.events import RunStarted
 from perdure.kernel.values.codec import Codec
 
@@ -71,13 +72,16 @@ class Lookup:
                 elif self._absent is not None:
                     missing, self._absent = self._absent, None
                 else:
-                    what = f"the input of run {self._started.id!r}"
-                    raise NotDecodable(what, f"{self._started.program}(...)", f"{argument.name} is not given")
+                    raise self.not_given(source.name if isinstance(source, Input) else argument.name)
         if missing is None:
             return found
         if self.missing is None:
             self.missing = missing
         return None
+
+    def not_given(self, name: str) -> NotDecodable:
+        """The error about an input that the run was started without."""
+        return NotDecodable(f"the input of run {self._started.id!r}", f"{self._started.program}(...)", name + NOT_GIVEN)
 
     def find(self, source: Source) -> Value | None:
         """The value of a source; None if it has none, and then the nodes without a value are added to `lost`."""

@@ -240,6 +240,12 @@ class ChunkMap:
             recorded = record({**self._arguments, **over})
             yield RunStep(op, spec, msgspec.json.encode(inputs), recorded, source=node.where, patches=patches or None)
 
+    def left(self) -> dict[str, Value]:
+        """The arguments of the chunks that have not begun, as of one chunk; empty if all have."""
+        first, last = self._next * self._size, min(self._end * self._size, self._count)
+        over = {name: column.part(first, last) for name, column in self._columns.items()}
+        return {**self._arguments, **over} if first < last else {}
+
     def ended(self, op: str, value: Value) -> list[str]:
         """A chunk has ended. Returns the ops of the open chunks that are no longer needed."""
         number = self._closed(op)

@@ -18,6 +18,7 @@ from perdure.authoring.dataflow.plan import Argument, Carried, Collect, FirstOf,
 from perdure.authoring.dataflow.values import Value
 from perdure.kernel.chunks import ChunkInput
 from perdure.kernel.commands import RunStep
+from perdure.kernel.divergence.model import OpView
 from perdure.kernel.patches import PatchHistory
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import has_references, parts_of
@@ -89,11 +90,12 @@ class OpHistory:
         """
         parts: dict[str, list[Reader]] = {}
         whole: list[tuple[str, Reader]] = []
+        taker = self.taker(number, op)
         for one in of:
             value = arguments.get(one.name)
             if value is None or one.type is Any or (origin := self.origin(one.source, number, op)) is None:
                 continue
-            reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin)
+            reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin, taker=taker)
             first = next(iter(parts_of(value.data) or ()), None)
             if not value.data:
                 whole.append((value.blob, reader))
@@ -102,6 +104,11 @@ class OpHistory:
             elif not has_references(value.data):
                 reader.read(value.data)
         return parts, tuple(whole)
+
+    def taker(self, number: int, op: str) -> OpView:
+        """A node as the one that takes a value."""
+        node = self._plan.nodes[number]
+        return OpView("gate" if node.kind == "gate" else "node", self._past.whole(op), node.name, source=node.where)
 
     def check_item(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
         """Raise NotDecodable if the code cannot read a new item of a map that began under other code."""

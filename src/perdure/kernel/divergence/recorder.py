@@ -105,6 +105,7 @@ def follow_parts(opened: Open, batches: Sequence[Batch], *, other_code: bool) ->
         yield
         yield from replay.fold_parts(_parts(batches))
         check_inbox(replay.state, replay.pending, other_code=other_code)
+        yield from replay.check_ahead()
         replay.check_open_steps(other_code=other_code)
     except BaseException:
         replay.close()
@@ -200,11 +201,11 @@ def explain_parts(
 def _undecodable(error: NotDecodable, trace: Recorder, batches: Sequence[Batch], programs: Programs) -> NotDecodable:
     program = _asker(error.op, trace, batches, programs)[1]
     source_map = NO_SOURCE if program is None else program.source_map()
-    if not error.op and program is not None:
+    if not error.op and error.taker is None and program is not None:
         source = program.defined.source if program.defined is not None else ""
         current: OpView | None = OpView("input", program.name, program.name, source=source)
     else:
-        current = at_path(trace.asked, error.op)
+        current = error.taker or at_path(trace.asked, error.op)
     for event in (event for batch in batches for event in batch.events):
         recorded = recorded_op(event)
         if recorded is not None and recorded.path == error.op:

@@ -16,6 +16,8 @@ from perdure.kernel.state import OpenOp
 from perdure.kernel.values.schemas import narrowed_at
 
 _WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
+# What is wrong with an input that a run was started without, after its name.
+NOT_GIVEN = " is not given"
 _THEN = "The run then continues by itself."
 _TYPE = (
     f"Let the type accept it (a field with a default, a union with the old type), or put the old type back.\n{_THEN}"
@@ -41,11 +43,12 @@ def explain_undecodable(
     title = f"{error.what} cannot be read as {error.type}: {error.reason}"
     if was:
         title = f"{title}. It was accepted as {was}."
+    of_op = recorded is not None
     if recorded is None:
         name = "" if current is None else current.name
         recorded = OpView("input", error.op or name, name)
     change = "undecodable" if error.lost is None else "renamed"
-    found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was))
+    found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was, of_op=of_op))
     return error.explained(found)
 
 
@@ -70,16 +73,24 @@ def explain_narrowed(op: str, wait: OpenOp, source_map: SourceMap) -> Divergence
     )
 
 
-def _fix(error: NotDecodable, was: str) -> str:
+def _fix(error: NotDecodable, was: str, *, of_op: bool) -> str:
     if error.lost is not None:
         return _fix_lost(error.lost)
-    if error.what.startswith(("the argument ", "the input of ")):
+    if error.taker is not None and error.reason.endswith(NOT_GIVEN):
+        name, node = error.reason.removesuffix(NOT_GIVEN), error.taker.name
+        return (
+            f"The run was started before {node} took it. Give the parameter of {node} a default, or the graph a value\n"
+            f"for it, `bind({name}=...)`, as long as such runs are open. {_THEN}"
+        )
+    if error.what.startswith(("the argument ", "the input of ")) and not of_op:
         return _INPUT
     if error.what.startswith("the arguments of "):
         return _CALL
     _, missing, field = error.reason.partition("missing required field ")
     if missing:
         return f"Give the field {field.partition(' ')[0]} a default, or put the old type back. {_THEN}"
+    if not was and error.taker is not None and error.reason.startswith("Expected `") and " - at " not in error.reason:
+        was = error.reason.partition(", got `")[2].rstrip("`")
     if was in _WORDS.values() and error.type.isidentifier():
         both = f"{error.type} | {was}"
         return f"Let the code accept both, `{both}`, or put the old type back. {_THEN}"
