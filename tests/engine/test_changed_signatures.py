@@ -489,7 +489,9 @@ async def test_a_step_in_a_queue_is_bound_by_name(pay: Any, expected: Any, keywo
                 await run.result(PATIENCE)
             else:
                 [remote] = [row.id for row in store.journal.rows.values() if row.id != "it"]
-                assert expected in (await parked(worker, remote)).reason
+                why = (await parked(worker, remote)).reason
+                assert expected in why
+                assert "Let the parameters of pay take them" in why
         if not isinstance(expected, tuple):
             async with Engine(store, steps=[pay_as_it_was(made)], name="reverted", recovery=AT_ONCE):
                 await run.result(PATIENCE)
@@ -560,6 +562,41 @@ async def test_the_call_of_a_child_may_be_written_in_another_way(
     fit, reason = await verdict(store, after, inner)
     assert (fit is Fit.SAFE) == (not told)
     assert all(f"  {line}\n" in reason for line in told)
+
+
+def beside_the_old_one(made: Made):
+    @workflow(name="w", version="2")
+    async def w(user: str, currency: str, cents: int = 5) -> None:
+        made.append((user, currency, cents))
+
+    return [as_it_was(made), w]
+
+
+@pytest.mark.parametrize("mended", [an_optional_one_in_between, beside_the_old_one])
+async def test_a_child_by_name_that_is_parked_goes_on_in_the_ways_that_are_shown(
+    mended: Callable[[Made], Any], made: Made
+) -> None:
+    def outer(*_: Any) -> Any:
+        return parent(None, lambda _: call("w", "u1", 700, 50))
+
+    store = MemoryStore()
+    async with Engine(store, [outer(), as_it_was(made)], recovery=AT_ONCE) as engine:
+        _ = await engine.start(outer()(), id="it")
+        await eventually(lambda: sum(row.status is RunStatus.WAITING for row in store.journal.rows.values()) == 2)
+    fit, reason = await verdict(store, outer(), one_more_required(made))
+    assert fit is Fit.BREAKS
+    async with Engine(store, [outer(), one_more_required(made)], recovery=AT_ONCE) as engine:
+        assert (await parked(engine)).reason == reason
+    assert "Let the parameters of w take the recorded call" in reason
+    assert "give the new one a version" in reason
+    assert "perdure resolve ID --before w:0\n      keeps what was done before w:0" in reason
+    now = mended(made)
+    async with Engine(store, [outer(), *(now if isinstance(now, list) else [now])], recovery=AT_ONCE) as engine:
+        await eventually(lambda: not any(row.status is RunStatus.PARKED for row in store.journal.rows.values()))
+        await engine.signal("it/w:0", "go")
+        await engine.signal("it", "end")
+        await engine.handle("it").result(PATIENCE)
+    assert made == [("u1", 700, 50)]
 
 
 async def test_an_optional_parameter_of_a_child_and_its_default_may_change(made: Made) -> None:

@@ -32,6 +32,21 @@ _CALL = (
     f"the call (the name, the type, or a default for a new one), or put the old step back. {_THEN}"
 )
 
+_CHILD = f"""\
+Let the parameters of {{name}} take the recorded call: the old name, a default for a new one, a type that takes both.
+Or keep the old {{name}} beside the new one: give the new one a version, @workflow(version="..."). Runs that have begun
+keep the old one. {_THEN}
+Or, where the code calls {{name}} with what it takes now:
+  perdure resolve ID --before {{op}}
+      keeps what was done before {{op}}; the rest is executed again
+  perdure runs fork ID --at {{op}}
+      the same in another run; this one stays as it is
+  perdure resolve ID --fail REASON
+      ends it; what was done stays done"""
+_REMOTE = f"""\
+It is in its queue with the arguments that it was called with then. Let the parameters of {{name}} take them: the old
+name, a default for a new one, a type that takes both; or put the old step back. {_THEN}"""
+
 
 def explain_undecodable(
     error: NotDecodable, recorded: OpView | None, event: AnyEvent | None, current: OpView | None, source_map: SourceMap
@@ -43,12 +58,11 @@ def explain_undecodable(
     title = f"{error.what} cannot be read as {error.type}: {error.reason}"
     if was:
         title = f"{title}. It was accepted as {was}."
-    of_op = recorded is not None
     if recorded is None:
         name = "" if current is None else current.name
         recorded = OpView("input", error.op or name, name)
     change = "undecodable" if error.lost is None else "renamed"
-    found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was, of_op=of_op))
+    found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was, recorded))
     return error.explained(found)
 
 
@@ -73,7 +87,7 @@ def explain_narrowed(op: str, wait: OpenOp, source_map: SourceMap) -> Divergence
     )
 
 
-def _fix(error: NotDecodable, was: str, *, of_op: bool) -> str:
+def _fix(error: NotDecodable, was: str, recorded: OpView) -> str:
     if error.lost is not None:
         return _fix_lost(error.lost)
     if error.taker is not None and error.reason.endswith(NOT_GIVEN):
@@ -82,7 +96,11 @@ def _fix(error: NotDecodable, was: str, *, of_op: bool) -> str:
             f"The run was started before {node} took it. Give the parameter of {node} a default, or the graph a value\n"
             f"for it, `bind({name}=...)`, as long as such runs are open. {_THEN}"
         )
-    if error.what.startswith(("the argument ", "the input of ")) and not of_op:
+    if error.what.startswith("the input of the step "):
+        return _REMOTE.format(name=error.what.removeprefix("the input of the step "))
+    if error.what.startswith(("the argument ", "the input of ")) and error.taker is None and recorded.kind == "child":
+        return _CHILD.format(name=recorded.name, op=recorded.path)
+    if error.what.startswith(("the argument ", "the input of ")) and recorded.kind == "input":
         return _INPUT
     if error.what.startswith("the arguments of "):
         return _CALL
