@@ -316,12 +316,12 @@ MENDED: dict[str, tuple[str, str, Callable[[], Graph[..., Any]]]] = {
     "a default": (
         "lacking",
         "Give the parameter of last a default",
-        lambda: Graph([draft(int), ask(), tell(), node(lambda tell, lacking=1: tell, name="last")], name="g"),
+        lambda: Graph([draft(), ask(), tell(), node(lambda tell, lacking=1: tell, name="last")], name="g"),
     ),
     "a bound value": (
         "lacking",
         "`bind(lacking=...)`",
-        lambda: Graph([draft(int), ask(), tell(), takes(Any, "lacking")], name="g").bind(lacking=1),
+        lambda: Graph([draft(), ask(), tell(), takes(Any, "lacking")], name="g").bind(lacking=1),
     ),
     "both types": (
         "draft",
