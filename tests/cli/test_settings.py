@@ -126,7 +126,7 @@ def test_the_doctor_looks_at_leases_beside_the_store(cli: Cli, place: Path, etcd
     assert ended.code == 1
     found = {check["name"]: check for check in ended.json["checks"]}
     assert found["leases"]["verdict"] == "fail"
-    assert "no etcd answers" in found["leases"]["fix"]
+    assert "no member of etcd responds" in found["leases"]["fix"]
 
 
 def test_locks_are_listed_where_the_settings_keep_them(cli: Cli, place: Path, etcd_url: str) -> None:

@@ -310,7 +310,7 @@ async def test_runs_of_a_program_that_an_engine_does_not_have_are_kept_for_one_t
             assert view is not None
             assert view.status is RunStatus.QUEUED
     assert "unheard-of" in caplog.text
-    assert "wait for an engine that has them" in caplog.text
+    assert "wait until an engine has them" in caplog.text
 
     @workflow(name="unheard-of")
     async def heard_of(n: int) -> int:

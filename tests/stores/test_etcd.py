@@ -58,14 +58,14 @@ async def test_when_nobody_answers_each_member_is_named_with_the_reason() -> Non
     async with EtcdLeases(f"etcd://{one},{two}") as leases:
         with pytest.raises(StoreUnavailable) as caught:
             await leases.get("k", NOW)
-    assert f"no etcd answers: {one} cannot be reached" in str(caught.value)
+    assert f"no member of etcd responds: {one} cannot be reached" in str(caught.value)
     assert f"{two} cannot be reached" in str(caught.value)
     assert "start it, or correct host and port" in str(caught.value)
 
 
 async def test_an_engine_whose_etcd_is_away_says_so_and_leaves_nothing_open(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "runs.db", [nothing], leases=f"etcd://{nobody()}")
-    with pytest.raises(StoreUnavailable, match="no etcd answers"):
+    with pytest.raises(StoreUnavailable, match="no member of etcd responds"):
         _ = await engine.open()
     async with Engine(tmp_path / "runs.db", [nothing]) as again:
         assert await (await again.start(nothing())).result() == "done"
@@ -93,7 +93,7 @@ async def test_a_member_that_says_nothing_is_given_up_after_the_timeout(servers:
             async with EtcdLeases(f"{silent.url},{host}?timeout=2") as leases:
                 assert isinstance(await leases.acquire("k", "a", TTL, NOW), Acquired)
             async with EtcdLeases(f"{silent.url}?timeout=0.2") as leases:
-                with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.2 s"):
+                with pytest.raises(StoreUnavailable, match=r"did not respond within 0\.2 s"):
                     await leases.get("k", NOW)
         finally:
             silent.resume()
@@ -109,7 +109,7 @@ async def test_something_else_at_the_address_is_told_from_etcd() -> None:
     async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with EtcdLeases(f"etcd://127.0.0.1:{port}") as leases:
-            with pytest.raises(StoreUnavailable, match="answers, but not as etcd does; check host and port"):
+            with pytest.raises(StoreUnavailable, match="responds, but not as etcd does; check host and port"):
                 await leases.get("k", NOW)
 
 

@@ -72,10 +72,10 @@ def test_files_of_tls_are_looked_at_before_anything_is_connected(tmp_path: Path)
     junk = tmp_path / "junk.pem"
     junk.write_text("nothing of the kind")
     for query, said in (
-        (f"ca={tmp_path}/none.pem", "names no file; give the path of a PEM file"),
-        (f"ca={junk}", "holds no certificate in PEM"),
-        (f"cert={junk}", "are no certificate and its key in PEM"),
-        (f"cert={TLS}/client.pem&key={TLS}/server-key.pem", "are no certificate and its key in PEM"),
+        (f"ca={tmp_path}/none.pem", "does not exist; give the path of a PEM file"),
+        (f"ca={junk}", "has no certificate in PEM"),
+        (f"cert={junk}", "are not a certificate and its key in PEM"),
+        (f"cert={TLS}/client.pem&key={TLS}/server-key.pem", "are not a certificate and its key in PEM"),
     ):
         with pytest.raises(InvalidStoreUrl, match=said):
             read_address(f"etcd://h?{query}").context()

@@ -189,5 +189,5 @@ async def test_the_files_serve_another_schema_and_another_prefix(bare_url: str, 
 async def test_tables_without_a_note_of_their_migration_are_left_alone(bare_url: str) -> None:
     await sql(bare_url, "create table perdure_journal (x int)")
     for migrate in (PostgresStore(bare_url).migrations.apply(), PostgresStore(bare_url).open(migrate=True)):
-        with pytest.raises(SchemaMismatch, match='"perdure_journal" already exists, and no migration is noted'):
+        with pytest.raises(SchemaMismatch, match='"perdure_journal" already exists, and no recorded migration'):
             await migrate

@@ -44,7 +44,7 @@ def test_a_redis_url_opens_a_redis_store() -> None:
         ("redis://host/0#x", "a '#' has no meaning in it"),
         ("rediss://host/0?ssl_check_hostname=no", "ssl_check_hostname='no' must be true or false"),
         ("rediss://host/0?ssl_cert_reqs=maybe", "ssl_cert_reqs must be none or optional or required"),
-        ("rediss://host/0?ssl_ca_certs=/no/such/file", "names no file"),
+        ("rediss://host/0?ssl_ca_certs=/no/such/file", "is not the path of a file"),
         ("redis://host/0?pool=0", "pool='0' must be an integer from 1 to 1000"),
         ("redis://host/0?pool=2.5", "must be an integer"),
         ("redis://host/0?timeout=soon", "timeout='soon' must be a number"),

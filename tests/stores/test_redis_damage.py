@@ -47,7 +47,7 @@ async def two(store: RedisStore) -> list[History]:
         (lambda keys: keys.lset("perdure:journal:r1", 1, b"\xff\0\xff"), "in its part"),
         (lambda keys: keys.ltrim("perdure:journal:r1", 1, -1), "entries are missing"),
         (lambda keys: keys.rpop("perdure:journal:r1"), "it ends here, and its head says 5"),
-        (lambda keys: keys.delete("perdure:journal:r1"), "its entries are gone"),
+        (lambda keys: keys.delete("perdure:journal:r1"), "its entries are missing"),
         (lambda keys: keys.delete("perdure:head:r1"), "its head says None"),
         (lambda keys: keys.hset("perdure:head:r1", "n", 77), "its head says 77"),
         (lambda keys: keys.hset("perdure:head:r1", "n", b"\xff"), "r1"),

@@ -49,7 +49,7 @@ def admin(url: str) -> Any:
 
 async def test_no_server_is_told_with_its_place_and_what_to_do() -> None:
     said = await refusal(f"redis://:s3cret@127.0.0.1:{free_port()}/0", StoreUnavailable)
-    assert "no server answers at 127.0.0.1:" in said
+    assert "no server responds at 127.0.0.1:" in said
     assert "check that it runs" in said
     assert "s3cret" not in said
 
@@ -62,7 +62,7 @@ def test_a_certificate_that_is_not_trusted_is_told_with_the_cure() -> None:
 
 
 async def test_a_name_that_is_no_host_is_told() -> None:
-    assert "no server answers at nowhere.invalid:6379" in await refusal("redis://nowhere.invalid", StoreUnavailable)
+    assert "no server responds at nowhere.invalid:6379" in await refusal("redis://nowhere.invalid", StoreUnavailable)
 
 
 async def test_a_server_that_is_silent_is_given_up_after_the_timeout(servers: Servers) -> None:
@@ -70,7 +70,7 @@ async def test_a_server_that_is_silent_is_given_up_after_the_timeout(servers: Se
         server.pause()
         said = await refusal(f"{server.url}?timeout=0.1", StoreUnavailable)
         server.resume()
-    assert "no answer within 0.1 s" in said
+    assert "no response within 0.1 s" in said
 
 
 async def test_passwords_and_rights_that_are_missing_are_told(servers: Servers) -> None:
@@ -265,7 +265,7 @@ async def test_a_server_that_is_gone_is_told_and_work_goes_on_when_it_is_back(se
             run = History("r1")
             await write_all(store, run.begin_as("a"))
             server.stop()
-            with pytest.raises(StoreUnavailable, match="no server answers"):
+            with pytest.raises(StoreUnavailable, match="no server responds"):
                 await store.runs.get("r1")
             # It is known that nothing is sent to a server that takes no connection.
             with pytest.raises(StoreUnavailable, match="Runs continue when it is back"):

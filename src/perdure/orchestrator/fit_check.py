@@ -249,8 +249,8 @@ class FitCheck:
         self._fits = fits
         for program, count in left.items():
             log.warning(
-                "%d waiting run%s of `%s` %s not fit the code of orchestrator %s, and %s left to others that are alive "
-                "and may have the program (%s)",
+                "%d waiting run%s of `%s` %s not fit the code of orchestrator %s, and %s left to live orchestrators "
+                "that may have code that does (%s)",
                 count,
                 "" if count == 1 else "s",
                 program,

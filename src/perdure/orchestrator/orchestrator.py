@@ -314,7 +314,9 @@ class Orchestrator:
             driver.close()
         except BaseException as error:
             contained(error)
-            log.error("run %r: an error while it was evicted; the run is not affected", driver.id, exc_info=error)
+            log.error(
+                "run %r: an error occurred while it was evicted; the run is not affected", driver.id, exc_info=error
+            )
 
     # --- what goes wrong ------------------------------------------------------------------------------------------
 
@@ -329,7 +331,9 @@ class Orchestrator:
         """
         if not self.runs.has(driver):
             # It was evicted, or another driver has replaced it: nothing of the run depends on it any more.
-            log_fault(error, "run %r: an error in a driver that was evicted; the run is not affected", driver.id)
+            log_fault(
+                error, "run %r: an error occurred in a driver that was evicted; the run is not affected", driver.id
+            )
             return
         slot = self.runs.slot(driver.run_id)
         self._leave(slot, driver, parking=True)
@@ -343,7 +347,7 @@ class Orchestrator:
             self.runs.move(slot, PARKING)
             self._park_broken(slot, error, id)
         else:
-            log_fault(error, "run %r: an error inside the engine, in a run that is stopped already", id or run_id)
+            log_fault(error, "run %r: another error inside the engine; the run had been stopped before", id or run_id)
 
     def _park_broken(self, slot: RunSlot, error: Exception, id: str) -> None:
         if not isinstance(error, NotDecodable | Corrupt):

@@ -137,7 +137,11 @@ class Parking:
             except Corrupt:
                 found = head = None
             if found is None or head is None:
-                log.error("run_id %s cannot be read: %s; this process does not try it again", run_id, reason)
+                log.error(
+                    "run_id %s cannot be read: %s. This process leaves it alone; restore it from a backup and restart",
+                    run_id,
+                    reason,
+                )
                 self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
                 break
             if found.status.finished or found.status is RunStatus.PARKED:
@@ -194,7 +198,7 @@ class Parking:
                     self._on_parked(row)
                     return row
             except StoreUnavailable as unavailable:
-                log.warning("%s; run_id %s is parked when the store can be reached", unavailable, run_id)
+                log.warning("%s; run_id %s will be parked once the store can be reached", unavailable, run_id)
             # The store is out of reach, or another append came first: perhaps the pending one of this run.
             await asyncio.sleep(wait)
             wait = min(wait * 2, LAST_RETRY)
@@ -236,7 +240,7 @@ class Parking:
             try:
                 done = await append_all(self._store.journal, [one for one, _ in waiting])
             except StoreUnavailable as error:
-                log.warning("%s; %d runs could not be parked, and are tried again", error, len(waiting))
+                log.warning("%s; %d runs could not be parked yet; retrying", error, len(waiting))
             finally:
                 for (_, other), outcome in zip_longest(waiting, done):
                     if not other.done():

@@ -66,5 +66,9 @@ class Pruner:
         if pruned.runs or pruned.blobs:
             log.info("pruned %s runs and %s blobs", f"{pruned.runs:,}", f"{pruned.blobs:,}")
         if pruned.kept:
-            log.warning("%s runs could not be pruned, and are kept; the first: %s", len(pruned.kept), pruned.kept[0])
+            log.warning(
+                "%s runs could not be pruned and stay in the store; the first of them: %s",
+                len(pruned.kept),
+                pruned.kept[0],
+            )
         return RetentionReport(True, pruned.runs, pruned.blobs, len(pruned.kept))

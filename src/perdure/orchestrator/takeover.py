@@ -153,8 +153,8 @@ class Takeover:
         if unknown:
             more = f" and {len(unknown) - WARNINGS} more" if len(unknown) > WARNINGS else ""
             log.warning(
-                "the store has unfinished runs of programs that this engine does not have: %s%s; they wait for an "
-                "engine that has them: Engine(store, [..., %s])",
+                "the store has unfinished runs of programs that this engine does not have: %s%s; they wait until "
+                "an engine has them: Engine(store, [..., %s])",
                 ", ".join(unknown[:WARNINGS]),
                 more,
                 unknown[0],

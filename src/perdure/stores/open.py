@@ -72,14 +72,14 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         return RedisStore(url)
     if scheme in ETCD:
         url = masked(url)
-        raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
+        raise InvalidStoreUrl(url, f"etcd keeps leases, and runs need a store beside it: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(masked(url), f"this version of perdure has no {scheme} store; {CHOICE}")
     if scheme in SERVERS:
         raise InvalidStoreUrl(
             masked(url),
-            "this is the address of a server, which is enough for commands that read, and for those that send runs "
-            f"something; here the store itself is needed: {CHOICE}",
+            "this is the address of a server; commands that read or that send messages accept it, and this one needs "
+            f"the store itself: {CHOICE}",
         )
     raise InvalidStoreUrl(masked(url), f"{scheme!r} is not a known backend; {CHOICE}")
 

@@ -51,18 +51,18 @@ class Address:
             return None
         for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
             if path and not os.path.isfile(path):
-                raise _wrong(self.url, f"{name}={path!r} names no file; give the path of a PEM file")
+                raise _wrong(self.url, f"{name}={path!r} does not exist; give the path of a PEM file")
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except (ssl.SSLError, OSError) as error:
-            raise _wrong(self.url, f"ca={self.ca!r} holds no certificate in PEM ({error})") from error
+            raise _wrong(self.url, f"ca={self.ca!r} has no certificate in PEM ({error})") from error
         if self.cert:
             try:
                 context.load_cert_chain(self.cert, self.key or None, password=_no_password)
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise _wrong(
                     self.url,
-                    f"cert={self.cert!r} and key={self.key!r} are no certificate and its key in PEM, without a "
+                    f"cert={self.cert!r} and key={self.key!r} are not a certificate and its key in PEM, without a "
                     f"password ({error})",
                 ) from error
         return context

@@ -157,7 +157,7 @@ class Gateway:
                 if self.address.endpoints[self._at] in tried and not error.again:
                     break
         said = "; ".join(f"{endpoint} {reason}" for endpoint, reason in tried.items())
-        raise StoreUnavailable(self.address.url, f"no etcd answers: {said}")
+        raise StoreUnavailable(self.address.url, f"no member of etcd responds: {said}")
 
     async def _post(self, base: str, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         self.calls += 1
@@ -167,7 +167,7 @@ class Gateway:
                     base + path, content=msgspec.json.encode(body), headers=_headers(token), timeout=None
                 )
         except TimeoutError as error:
-            raise _Silent(f"did not answer within {self.address.timeout:g} s", begun=True) from error
+            raise _Silent(f"did not respond within {self.address.timeout:g} s", begun=True) from error
         except httpx2.ConnectError as error:
             raise _Silent(self._reason(error), begun=False) from error
         except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
@@ -177,7 +177,7 @@ class Gateway:
         try:
             found = msgspec.json.decode(response.content, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise _Silent("answers, but not as etcd does; check host and port", begun=True) from error
+            raise _Silent("responds, but not as etcd does; check host and port", begun=True) from error
         return found
 
     def _http(self) -> httpx2.AsyncClient:
@@ -246,8 +246,8 @@ def _refusal(status: int, content: bytes, tls: bool) -> Exception:
         if not tls and b"HTTPS server" in content:
             return _Silent("speaks TLS; write etcds://, and name its authority with ?ca=FILE", begun=False)
         if status == 404:
-            return _Silent("answers, but not as etcd 3.4 or newer does; check host and port", begun=False)
-        return _Silent(f"answers HTTP {status}, which etcd does not; check host and port", begun=True)
+            return _Silent("responds, but not as etcd 3.4 or newer does; check host and port", begun=False)
+        return _Silent(f"responds with HTTP {status}, which etcd does not; check host and port", begun=True)
     # A member without a leader, or one that is stopping: try another.
     if code in (UNAVAILABLE, DEADLINE):
         return _Silent(f"says: {message}", begun=True)
@@ -261,7 +261,7 @@ async def _results(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
         try:
             found = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise _Silent("answers, and not as etcd does", begun=True) from error
+            raise _Silent("responds, but not as etcd does", begun=True) from error
         if "error" in found:
             said = found["error"]
             raise Refused(0, str(said.get("message", said) if isinstance(said, dict) else said))

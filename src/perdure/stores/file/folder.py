@@ -53,9 +53,7 @@ class Folder:
     def open(self, *, create: bool) -> None:
         """Check that the directory is a file store, or create it, and open its lock file."""
         if fcntl is None:
-            raise InvalidStoreUrl(
-                self.url, "this system has no file locks of the kind it needs; use 'sqlite:///runs.db'"
-            )
+            raise InvalidStoreUrl(self.url, "this system has no flock(), which it needs; use 'sqlite:///runs.db'")
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise NotAStore(self.url, "it is a file, and not a directory")
         with self._reported():
@@ -298,7 +296,9 @@ class Folder:
         generation, at = _header(file)
         if not generation:
             os.close(file)
-            raise Corrupt(self.name(COMMITS), "it does not begin as it should")
+            raise Corrupt(
+                self.name(COMMITS), "its first line is not that of a log of commits; restore the store from a backup"
+            )
         return _Log(file, generation, at)
 
     def _rest(self, log: _Log) -> Iterator[Commit]:

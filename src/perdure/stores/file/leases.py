@@ -111,7 +111,7 @@ class FileLeases:
                 try:
                     saved = msgspec.json.decode(file.read(), type=_Saved)
                 except ValueError as error:
-                    raise Corrupt(self._path, f"{error}; it may be deleted while nothing runs") from error
+                    raise Corrupt(self._path, f"{error}; delete it while no process uses the store") from error
             self._read = ((opened.st_ino, opened.st_mtime_ns), saved)
         return self._read[1]
 

@@ -137,8 +137,8 @@ class PostgresMigrations:
                 self.url,
                 0,
                 len(MIGRATIONS),
-                f"{error}, and no migration is noted that made it: it was made by hand, or is something else. Use "
-                "another schema or table_prefix, or remove what is empty, and apply the files of this version",
+                f"{error}, and no recorded migration created it: it was created by hand, or by another application. "
+                "Use another schema or table_prefix; or, if the tables are empty, drop them and migrate again",
             )
         return translate(error, self.url) if is_driver_error(error) else error
 

@@ -78,7 +78,7 @@ def parse(url: str) -> Address:
     options = read_options(shown, parts.query, known, hints)
     for name in TLS_FILES:
         if name in options and not os.path.isfile(options[name]):
-            raise InvalidStoreUrl(shown, f"its option {name}={options[name]!r} names no file")
+            raise InvalidStoreUrl(shown, f"its option {name}={options[name]!r} is not the path of a file")
     return Address(
         host=parts.hostname,
         port=port,

@@ -18,7 +18,7 @@ def entry(run_id: str, seq: int, at: float, data: bytes) -> bytes:
 def decode(run_id: str, head: bytes | None, entries: Sequence[bytes], start: int, *, whole: bool) -> list[Batch]:
     """The batches of entries that follow each other from `start` and, if it is the `whole` rest, end at the head."""
     if whole and not entries and head is not None:
-        raise Corrupt(f"the journal of run_id {run_id}", "its entries are gone", run_id)
+        raise Corrupt(f"the journal of run_id {run_id}", "its entries are missing", run_id)
     return batches(run_id, _rows(run_id, head, entries), start, whole)
 
 

@@ -303,13 +303,13 @@ class Server:
     # --- errors ---------------------------------------------------------------------------------------------------
 
     def _silence(self) -> str:
-        return f"no answer within {self.address.timeout:g} s"
+        return f"no response within {self.address.timeout:g} s"
 
     def unreachable(self, error: BaseException) -> StoreUnavailable:
         """The error for a server that does not answer."""
         return StoreUnavailable(
             self.url,
-            f"no server answers at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
+            f"no server responds at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
             "be reached from here. Runs continue when it is back",
         )
 

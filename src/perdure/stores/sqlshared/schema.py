@@ -104,8 +104,8 @@ def pending(url: str, applied: Sequence[Applied], known: Sequence[Migration]) ->
                 url,
                 found,
                 needed,
-                f"its migration {have.name} is not the one of that number here ({mine.name}); "
-                "they come from different versions of perdure, and neither knows what the other one did",
+                f"its migration {have.name} is not the one that this version of perdure has under that number "
+                f"({mine.name}); use the version that migrated the store",
             )
     if any(one.works_with > needed for one in applied[needed:]):
         raise SchemaMismatch(url, found, needed)
