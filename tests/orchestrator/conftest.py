@@ -9,8 +9,14 @@ import pytest
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
 from tests.client.conftest import any_store
+from tests.orchestrator.steps import called
 
 __all__ = ["any_store"]
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    called.clear()
 
 
 @pytest.fixture

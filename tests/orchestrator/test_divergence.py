@@ -12,25 +12,7 @@ from perdure import Engine, RunParked, RunStatus, Workflow, call, connect, now, 
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.stores.memory.store import MemoryBlobs, MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash, replay
-
-called: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
-
-
-@step
-async def charge(n: int) -> int:
-    called.append(f"charge {n}")
-    return n
-
-
-@step
-async def ship(n: int) -> int:
-    called.append(f"ship {n}")
-    return n
+from tests.orchestrator.steps import called, charge, ship
 
 
 @step

@@ -18,25 +18,12 @@ from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.stores.memory.store import MemoryStore
 from tests.amounts import some
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually, replay
+from tests.orchestrator.steps import called, note
 
 
 def orchestrator_of(engine: Engine) -> Orchestrator:
     assert engine._orchestrator is not None
     return engine._orchestrator
-
-
-called: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
-
-
-@step
-async def note(what: str) -> str:
-    called.append(what)
-    return what
 
 
 @workflow

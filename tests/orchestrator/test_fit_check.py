@@ -38,28 +38,15 @@ from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
+from tests.orchestrator.steps import called, charge, ship
 from tests.services.plugin import on_two_stores
 
-called: list[str] = []
 failed: list[int] = []
 
 
 @pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
+def _no_failures() -> None:
     failed.clear()
-
-
-@step
-async def charge(n: int) -> int:
-    called.append(f"charge {n}")
-    return n
-
-
-@step
-async def ship(n: int) -> int:
-    called.append(f"ship {n}")
-    return n
 
 
 @step(retry=Retry(attempts=3, initial=60, jitter=False))

@@ -8,31 +8,13 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, Workflow, child, lock, sleep, step, wait_signal, workflow
+from perdure import Engine, RunStatus, Workflow, child, lock, sleep, wait_signal, workflow
 from perdure.kernel.events import RunClaimed, RunReleased
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.ports.store import Store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
+from tests.orchestrator.steps import called, charge, ship
 from tests.services.plugin import on_two_stores
-
-called: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
-
-
-@step
-async def charge(n: int) -> int:
-    called.append(f"charge {n}")
-    return n
-
-
-@step
-async def ship(n: int) -> int:
-    called.append(f"ship {n}")
-    return n
 
 
 @workflow(name="sale")

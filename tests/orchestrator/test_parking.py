@@ -34,25 +34,7 @@ from perdure.stores.memory.store import MemoryStore
 from perdure.testing.conformance.history import History, write_all
 from tests.amounts import some
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash, replay
-
-called: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
-
-
-@step
-async def charge(n: int) -> int:
-    called.append(f"charge {n}")
-    return n
-
-
-@step
-async def ship(n: int) -> int:
-    called.append(f"ship {n}")
-    return n
+from tests.orchestrator.steps import called, charge, ship
 
 
 @workflow(name="order")

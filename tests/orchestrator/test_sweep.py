@@ -41,13 +41,7 @@ from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import PATIENCE
-
-called: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_calls() -> None:
-    called.clear()
+from tests.orchestrator.steps import called, note
 
 
 class FakeClock:
@@ -56,12 +50,6 @@ class FakeClock:
 
     def now(self) -> float:
         return self.time
-
-
-@step
-async def note(what: str) -> str:
-    called.append(what)
-    return what
 
 
 @workflow
