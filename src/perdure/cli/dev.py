@@ -267,9 +267,7 @@ class _Developing:
                 note(f"{run.id} does not fit the code, and is parked: {clean(run.title)}")
         url = self._url()
         note(f"dashboard at {url}; Ctrl-C stops it")
-        if self._config.opens and (
-            sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-        ):
+        if self._config.opens and has_screen():
             webbrowser.open(url)
 
     async def _take_edit(self, began: float) -> None:

@@ -16,7 +16,7 @@ from perdure.kernel.values.redaction import Redaction
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
-from perdure.telemetry.catalogue import CATALOGUE, Metric
+from perdure.telemetry.catalogue import Metric
 from perdure.telemetry.counting import Counting, build
 from perdure.telemetry.metrics import Histogram, Labels, Metrics
 from perdure.telemetry.prometheus import Stored, exposition
@@ -160,13 +160,3 @@ class EngineTelemetry:
     async def exposition(self) -> str:
         """All metrics as the text that Prometheus reads."""
         return exposition(self.count(), await self.stored())
-
-
-def is_metric(name: str) -> bool:
-    """Whether the catalogue has a metric that Prometheus knows by this name, or by that of one of its parts."""
-    exposed = {metric.exposed: metric.kind for metric in CATALOGUE}
-    parts = {f"{name}{part}" for name, kind in exposed.items() if kind == "histogram" for part in PARTS}
-    return name in exposed or name in parts
-
-
-PARTS = ("_bucket", "_sum", "_count")

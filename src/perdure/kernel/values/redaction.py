@@ -340,6 +340,3 @@ def _end_of_brackets(text: str, at: int) -> int:
         if open_brackets == 0:
             break
     return at
-
-
-NOTHING = Redaction()

@@ -18,7 +18,7 @@ from perdure.errors import StoreUnavailable
 from perdure.stores.etcd.address import Address
 
 # The gRPC codes that are used here.
-INVALID, DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 3, 4, 5, 7, 8, 14, 16
+DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 4, 5, 7, 8, 14, 16
 # Errors of OpenSSL for a server that answers a TLS handshake with something else, or not at all.
 NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure", "reset by peer")
 
