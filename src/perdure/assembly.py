@@ -19,7 +19,6 @@ from perdure import loops
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import ScheduledRuns, schedule_program
-from perdure.client import observing
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
 from perdure.client.handle import run_result
@@ -380,9 +379,9 @@ class Engine(Client):
             )
         )
         if self._on_commit:
-            self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
+            self._commits = Observers("on_commit", self._on_commit, _commit)
         if self._on_complete:
-            self._completions = Observers("on_complete", self._on_complete, self._completion)
+            self._completions = Observers("on_complete", self._on_complete, self._completion, bounded=False)
         waiters = RunWaiters(
             self.store,
             orchestrator.active.__contains__,

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.client import signatures
+from perdure.client import base
+from perdure.client.signatures import Signatures, SignaturesConfig
 from perdure.kernel.invocation import WrongCall
 from perdure.orchestrator.membership import REGISTRATION_SIZE
 from perdure.ports.clock import SystemClock
@@ -43,7 +45,7 @@ from tests.services.plugin import on_two_stores
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # A start that cannot find out in time what the workers take does without.
-    monkeypatch.setattr(signatures, "READ_SECONDS", PATIENCE)
+    monkeypatch.setattr(base, "Signatures", partial(Signatures, config=SignaturesConfig(wait=PATIENCE)))
 
 
 @dataclass

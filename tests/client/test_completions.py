@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from perdure import (
     RunResult,
     RunStatus,
     UsageError,
+    assembly,
     bail,
     blocking,
     child,
@@ -26,7 +28,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.client import observing
+from perdure.client.observing import Observers, ObserversConfig
 from tests.engine.harness import PATIENCE
 
 
@@ -181,7 +183,7 @@ async def test_an_async_callback_that_raises_no_exception_of_a_program_harms_not
 async def test_a_callback_that_blocks_holds_no_run_up_and_the_engine_can_be_left(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(assembly, "Observers", partial(Observers, config=ObserversConfig(closing=0.05)))
     stuck = threading.Event()
     try:
         async with Engine(

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, UsageError, step, workflow
-from perdure.client import observing
+from perdure import Engine, RunStatus, UsageError, assembly, step, workflow
+from perdure.client.observing import Observers, ObserversConfig
 from perdure.kernel.events import RunFinished
 from perdure.ports.journal import Append
 from tests.engine.harness import AT_ONCE, PATIENCE
@@ -88,7 +89,7 @@ async def test_an_observer_that_takes_the_wrong_arguments_is_logged_and_no_run_n
 async def test_an_observer_that_blocks_holds_up_neither_runs_nor_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(observing, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(assembly, "Observers", partial(Observers, config=ObserversConfig(closing=0.01)))
     over = threading.Event()
     try:
         await check_runs(lambda id, append: over.wait())
@@ -98,7 +99,7 @@ async def test_an_observer_that_blocks_holds_up_neither_runs_nor_the_end(
 
 
 async def test_an_async_observer_that_never_returns_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(assembly, "Observers", partial(Observers, config=ObserversConfig(closing=0.01)))
 
     async def observe(id: str, append: Append) -> None:
         await asyncio.Event().wait()
@@ -116,7 +117,7 @@ async def test_an_async_observer_lets_its_loop_end() -> None:
     async def arguments(append: Append) -> tuple[str, Append]:
         return append.run_id, append
 
-    observer = observing.Observers("on_commit", [observe], arguments)
+    observer = Observers("on_commit", [observe], arguments)
     observer.notify("r", Append("r", 0, ()))
     await reached.wait()
     # As asyncio.run() does with the tasks that are left.
@@ -153,7 +154,7 @@ async def test_observers_are_told_of_every_commit_in_order_before_the_engine_is_
 async def test_an_observer_that_is_too_far_behind_misses_commits_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(observing, "MOST_BEHIND", 2)
+    monkeypatch.setattr(assembly, "Observers", partial(Observers, config=ObserversConfig(most_behind=2)))
     over, seen = threading.Event(), []
 
     def observe(id: str, append: Append) -> None:

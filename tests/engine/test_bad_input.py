@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.client import signatures
+from perdure.client import base
+from perdure.client.signatures import Signatures, SignaturesConfig
 from perdure.errors import StoreError
 from perdure.kernel.program import Program
 from tests.patience import PATIENCE
@@ -331,7 +333,7 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A start that cannot find out in time what the workers take does without.
-    monkeypatch.setattr(signatures, "READ_SECONDS", PATIENCE)
+    monkeypatch.setattr(base, "Signatures", partial(Signatures, config=SignaturesConfig(wait=PATIENCE)))
     async with Engine(url, PROGRAMS) as engine:
         with pytest.raises(TypeError, match="too many positional arguments"):
             _ = await engine.start(good(1, 2), id="r")  # type: ignore[call-arg]

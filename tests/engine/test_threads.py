@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import DeadlineExceeded, Engine, StepTimeout, UsageError, blocking, rule, step, workflow
-from perdure.engine import threads
+from perdure.engine import steps, threads
 from tests.engine.cpu_steps import waits_for
 from tests.engine.harness import AT_ONCE, LASTING, LONG, PATIENCE, LoopTime, Recorded, eventually, run
 
@@ -265,7 +266,8 @@ async def test_threads_that_were_made_for_waiting_ones_do_not_stay() -> None:
 async def test_a_pool_in_which_nothing_moves_is_logged_with_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "STALL_SECONDS", 0.02)
+    stalling = partial(threads.Threads, config=threads.ThreadsConfig(stall=0.02))
+    monkeypatch.setattr(steps, "Threads", stalling)
     gate = Gate()
 
     @step

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from perdure import (
 )
 from perdure.kernel.events import StepStarted
 from perdure.stores.memory.store import MemoryStore
-from perdure.telemetry import span_queue
+from perdure.telemetry.span_queue import SpanQueue, SpanQueueConfig
 from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, crashed, left_by_a_crash
 from tests.telemetry.otel import Collected, assert_whole, attribute, ids, installed, links_of, of, parent_of
 
@@ -461,8 +462,7 @@ async def test_an_exporter_that_blocks_harms_no_run_and_takes_no_memory(
 ) -> None:
     exporter = Broken(blocks=True)
     installed(monkeypatch, Collected(SimpleSpanProcessor(exporter)))
-    monkeypatch.setattr(span_queue, "MOST", 10)
-    monkeypatch.setattr(span_queue, "CLOSING_SECONDS", 0.01)
+    monkeypatch.setattr("perdure.telemetry.spans.SpanQueue", partial(SpanQueue, SpanQueueConfig(most=10, closing=0.01)))
     try:
         async with opened() as engine:
             for _ in range(10):

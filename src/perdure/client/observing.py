@@ -11,6 +11,8 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -21,15 +23,20 @@ from perdure.kernel.values.raised import brief, pressed
 from perdure.logs import log
 from perdure.ports.journal import Append
 
-# How many commits `on_commit` may be behind before it misses some.
-MOST_BEHIND = 10_000
-# How long an engine that is closed waits for its callbacks.
-CLOSE_SECONDS = 5.0
-
 OnCommit = Callable[[str, Append], object]
 OnComplete = Callable[[RunResult[Any]], object]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObserversConfig:
+    """Durations are in seconds."""
+
+    most_behind: int = 10_000
+    """How many notifications may wait for a callback before it misses some."""
+    closing: float = 5.0
+    """How long an engine that is closed waits for its callbacks."""
 
 
 def check_on_commit(given: OnCommit | None) -> tuple[OnCommit, ...]:
@@ -53,7 +60,7 @@ def check_on_complete(given: OnComplete | Sequence[OnComplete] | None) -> tuple[
 class Observers(Generic[T]):
     """Notifies the callbacks of one option, in order. One that falls too far behind misses some, and that is logged.
 
-    `arguments` makes the arguments of a call; `most_behind` bounds the queue.
+    `arguments` makes the arguments of a call. If it is not `bounded`, no callback misses any.
     """
 
     def __init__(
@@ -61,9 +68,12 @@ class Observers(Generic[T]):
         option: str,
         callbacks: Sequence[Callable[..., object]],
         arguments: Callable[[T], Awaitable[tuple[Any, ...]]],
-        most_behind: float = float("inf"),
+        *,
+        bounded: bool = True,
+        config: ObserversConfig = ObserversConfig(),  # noqa: B008 - frozen
     ) -> None:
-        self._option, self._callbacks, self._arguments, self._most = option, callbacks, arguments, most_behind
+        self._option, self._callbacks, self._arguments, self._config = option, callbacks, arguments, config
+        self._most = config.most_behind if bounded else inf
         self._pending: deque[tuple[str, T]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
@@ -90,16 +100,16 @@ class Observers(Generic[T]):
         self._wake.set()
 
     async def close(self) -> None:
-        """Notify of everything so far, and wait for the callbacks, but not for longer than CLOSE_SECONDS."""
+        """Notify of everything so far, and wait for the callbacks, but only for as long as its config says."""
         self._closing = True
         self._wake.set()
-        _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+        _, late = await asyncio.wait({self._task}, timeout=self._config.closing)
         if late:
             log.warning(
                 "%s: a callback has not returned %g s after the engine was closed; the engine waits no longer, and %d "
                 "notifications are dropped",
                 self._option,
-                CLOSE_SECONDS,
+                self._config.closing,
                 len(self._pending),
             )
             self._task.cancel()

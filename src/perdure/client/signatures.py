@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perdure.client.why import alive
@@ -17,20 +18,30 @@ from perdure.ports.store import Store
 if TYPE_CHECKING:
     from perdure.kernel.invocation import WrongCall
 
-# For how long the registrations of workers are good enough to accept a call: if they have the signature of the program,
-# and if they do not.
-# A call is refused only by what was read after it was made: workers come, with other code.
-KNOWN_SECONDS = 5.0
-UNKNOWN_SECONDS = 0.5
-# How long a start waits for them: after that, it skips the check rather than fail.
-READ_SECONDS = 2.0
+
+@dataclass(frozen=True, slots=True)
+class SignaturesConfig:
+    """Durations are in seconds."""
+
+    known: float = 5.0
+    """For how long the registrations of workers are good enough to accept a call, if they have the signature of the
+    program. A call is refused only by what was read after it was made: workers come, with other code."""
+    unknown: float = 0.5
+    """The same, if they do not have it."""
+    wait: float = 2.0
+    """How long a start waits for them: after that, it skips the check rather than fail."""
 
 
 class Signatures:
     """The signatures that live workers have registered, read from time to time."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        config: SignaturesConfig = SignaturesConfig(),  # noqa: B008 - frozen
+    ) -> None:
+        self._store, self._clock, self._config = store, clock, config
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
         # By name: what each worker that lives has said, None when it has not.
@@ -46,7 +57,7 @@ class Signatures:
         if program.startswith(BUILT_IN):
             return input
         began = asyncio.get_running_loop().time()
-        await self._read(began - (KNOWN_SECONDS if self._known(program) else UNKNOWN_SECONDS))
+        await self._read(began - (self._config.known if self._known(program) else self._config.unknown))
         misfits = self._misfits(program, input)
         if misfits and self._read_at < began:
             await self._read(began)
@@ -59,7 +70,7 @@ class Signatures:
 
     async def of(self, program: str) -> Signature | None:
         """The signature of a program as a worker registered it; None if none did."""
-        await self._read(asyncio.get_running_loop().time() - KNOWN_SECONDS)
+        await self._read(asyncio.get_running_loop().time() - self._config.known)
         return next(iter(self._known(program).values()), None)
 
     def _known(self, program: str) -> dict[str, Signature]:
@@ -105,7 +116,7 @@ class Signatures:
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                async with asyncio.timeout(READ_SECONDS):
+                async with asyncio.timeout(self._config.wait):
                     self._workers = await self._registrations()
                     for name, said in self._workers.items():
                         if said is not None and said.signatures and said.signatures not in self._taken:

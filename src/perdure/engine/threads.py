@@ -11,19 +11,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from perdure.logs import log
 
 # The default limit of threads.
 DEFAULT_THREADS = 64
-# How long a pool may make no progress while calls wait before it is logged.
-STALL_SECONDS = 30.0
 # How many calls a log line names.
 NAMED = 5
 
 # The value of a call, or its exception.
 Outcome = tuple[Any, BaseException | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadsConfig:
+    """Durations are in seconds."""
+
+    stall: float = 30.0
+    """How long a pool may make no progress while calls wait before it is logged."""
 
 
 class Item:
@@ -40,8 +47,16 @@ class Item:
 class Threads:
     """Makes calls, at most `limit` at a time besides those that wait for perdure."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int, name: str, setting: str) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit: int,
+        name: str,
+        setting: str,
+        config: ThreadsConfig = ThreadsConfig(),  # noqa: B008 - frozen
+    ) -> None:
         self._loop, self._limit, self._name, self._setting = loop, limit, name, setting
+        self._stall = config.stall
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._waiting: deque[Item] = deque()
@@ -61,7 +76,7 @@ class Threads:
             self._see_to_waiting()
             full = len(self._waiting) > self._idle and self._size - self._blocked >= self._limit
         if full and self._watch is None:
-            self._watch = self._loop.call_later(STALL_SECONDS, self._check_stall, self._moves)
+            self._watch = self._loop.call_later(self._stall, self._check_stall, self._moves)
         return future
 
     def withdraw(self) -> None:
@@ -161,13 +176,13 @@ class Threads:
                 waiting,
                 " waits" if waiting == 1 else "s wait",
                 len(busy),
-                STALL_SECONDS,
+                self._stall,
                 ", ".join(str(item.label) for item in busy[:NAMED]),
                 f" and {len(busy) - NAMED} more" if len(busy) > NAMED else "",
                 self._setting,
             )
         # After a log line, wait longer before the next.
-        self._watch = self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._check_stall, moves)
+        self._watch = self._loop.call_later(self._stall * (10 if stalled else 1), self._check_stall, moves)
 
 
 class _Here(threading.local):

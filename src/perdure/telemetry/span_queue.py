@@ -7,19 +7,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from perdure.kernel.values.raised import brief, contained
 from perdure.logs import log
 
-# How many spans may wait, and how long an engine that closes waits for them.
-MOST, CLOSING_SECONDS = 4096, 2.0
+
+@dataclass(frozen=True, slots=True)
+class SpanQueueConfig:
+    """Durations are in seconds."""
+
+    most: int = 4096
+    """How many spans may wait for an exporter."""
+    closing: float = 2.0
+    """How long an engine that closes waits for them."""
 
 
 class SpanQueue:
     """A bounded queue, and a thread that empties it. Spans for which there is no room are dropped and counted."""
 
-    def __init__(self) -> None:
-        self._most = MOST
+    def __init__(self, config: SpanQueueConfig = SpanQueueConfig()) -> None:  # noqa: B008 - frozen
+        self._most, self._closing = config.most, config.closing
         self._waiting: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -84,7 +92,7 @@ class SpanQueue:
             self._changed.notify_all()
             if self._thread is None:
                 return
-        await asyncio.get_running_loop().run_in_executor(None, self._wait, CLOSING_SECONDS)
+        await asyncio.get_running_loop().run_in_executor(None, self._wait, self._closing)
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
