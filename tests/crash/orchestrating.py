@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from perdure import Engine, Recovery, StoreUnavailable, lock, step, wait_signal, workflow
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.kernel.program import Program
 from perdure.ports.journal import Append
 
@@ -25,13 +26,28 @@ def write_down(file: str, *words: object) -> None:
     os.close(handle)
 
 
+# When this process has last seen that its lease is in force.
+seen_in_force = 0.0
+expired = LeaseDeadline.expired
+
+
+def look(self: LeaseDeadline, moment: float | None = None) -> bool:
+    global seen_in_force
+    at = time.time()
+    if expired(self, moment):
+        return True
+    seen_in_force = at
+    return False
+
+
 def mended() -> bool:
     return (Path(os.environ["FOLDER"]) / "mended").exists()
 
 
 @step
 async def work(number: int, seconds: float) -> int:
-    write_down("steps", "work", number)
+    # A process may be stopped between its look at the lease and this line.
+    write_down("steps", "work", number, seen_in_force)
     await asyncio.sleep(seconds)
     return number
 
@@ -139,6 +155,7 @@ async def main(url: str, name: str, recovery: Recovery, leases: str | None) -> N
 
 if __name__ == "__main__":
     os.environ["FOLDER"] = sys.argv[3]
+    LeaseDeadline.expired = look  # type: ignore[method-assign]
     lease, interval, quarantine = map(float, sys.argv[4:7])
     recovery = Recovery(lease=lease, check_interval=interval, grace=0.2, quarantine=int(quarantine))
     while True:
