@@ -111,7 +111,7 @@ class Ahead:
                 continue
             item = Argument(one.name, one.source, type=(get_args(one.type) or (Any,))[0])
             for index in range(under_way.next, under_way.end):
-                yield item, Value(under_way.columns[one.name][index]), one.source
+                yield item, under_way.columns[one.name][index], one.source
 
     def _known(self, number: int, node: Node, one: Argument, source: Source) -> Iterator[tuple[Argument, Source]]:
         """The parts of a source whose values are known. Raises NotDecodable if there will be none."""
