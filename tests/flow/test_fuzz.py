@@ -408,8 +408,9 @@ def test_many_expressions_of_any_kind() -> None:
         "  - {id: a, use: value, with: '" + "${{ " * 100_000 + "'}",
         '  - {id: a, use: value, with: "${{ ' + "{" * 500_000 + '"}',
         "  - {id: a, use: value}\n" * 3000,
+        "  - id: a\n    use: value\n    with: |\n      ${{ '" + "\\'" * 400_000 + " }}\n",
     ],
-    ids=["references", "keys", "beginnings", "braces", "ids"],
+    ids=["references", "keys", "beginnings", "braces", "ids", "quotes"],
 )
 def test_a_file_in_which_everything_is_wrong_does_not_take_long(tmp_path: Path, text: str) -> None:
     """What is quadratic does not end here."""

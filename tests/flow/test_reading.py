@@ -13,7 +13,7 @@ import pytest
 from perdure import FlowInvalid, UsageError
 from perdure.authoring.flow import expressions
 from perdure.authoring.flow.definition import FLOW_KEYS, STEP_KEYS
-from perdure.authoring.flow.tree import Item, Problems, read
+from perdure.authoring.flow.tree import Item, Mark, Problems, read
 from perdure.flow import flow_schema, load_flow
 from tests.flow.writing import flow_of, problems_of
 
@@ -52,8 +52,8 @@ def test_json_has_the_same_places_as_yaml_and_may_be_indented_by_tabs() -> None:
     text = '{\n\t"a": [1, {"b": "x\\ud83d\\ude00"}],\n\t"c": true, "d": -1.5e2\n}'
     root, _ = tree(text, "f.json")
     assert root.plain() == json.loads(text)
-    assert root.keys["c"] == (3, 2)
-    assert root.value["a"].value[1].mark == (2, 11)
+    assert root.keys["c"] == Mark(3, 2)
+    assert root.value["a"].value[1].mark == Mark(2, 11)
 
 
 @pytest.mark.parametrize(

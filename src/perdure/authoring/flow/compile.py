@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from copy import copy
 from datetime import UTC, datetime
 from functools import wraps
 from hashlib import sha256
@@ -66,23 +67,40 @@ _RUN = {"started_at": STARTED, "workspace": WORKSPACE, "status": STATUS}
 NO_CHUNKS = 1 << 62
 
 
+class Known:
+    """What all expressions of a flow, or of a job in it, can refer to."""
+
+    def __init__(self, flow: FlowDef) -> None:
+        self.flow = flow
+        self.job: JobDef | None = None
+        self.jobs = {job.id: job for job in flow.jobs}
+        self.variables = all_variables(flow)
+        # By the name of an environment variable: its name as a variable.
+        self.environment = {one.env: name for name, one in self.variables.items() if one.env}
+        self.secrets = frozenset(one.secret for one in self.variables.values() if one.secret)
+        self.steps: Mapping[str, Mark] = {} if flow.jobs else flow.ids
+        self.run = ["id", "started_at", *(["workspace"] if flow.workspace is not None else ())]
+
+    def inside(self, job: JobDef) -> Known:
+        """What the expressions of a job can refer to. The steps of `finally` see those of the flow too."""
+        found = copy(self)
+        found.job, found.steps = job, job.ids
+        if job.id == FINALLY:
+            found.steps, found.run = {**self.steps, **job.ids}, [*self.run, "status"]
+        return found
+
+
 class Scope:
     """What expressions can refer to at one place, and the names of the values that they have referred to."""
 
-    def __init__(
-        self,
-        flow: FlowDef,
-        job: JobDef | None,
-        mapped: MapDef | None = None,
-        secrets: bool = False,
-        last: str = "",
-    ) -> None:
-        self._flow, self._job, self._secrets = flow, job, secrets
+    def __init__(self, known: Known, mapped: MapDef | None = None, secrets: bool = False, last: str = "") -> None:
+        self._known, self._flow, self._job, self._secrets = known, known.flow, known.job, secrets
         # The repeated step, whose result in the last round is `last`.
         self.last = last
         # In a map, the first two values are the item and its position.
         self._items = {} if mapped is None else {"item": 0, mapped.name: 0, "index": 1}
         self.names: list[str] = [] if mapped is None else ["", ""]
+        self._places: dict[str, int] = {}
         self.takes_item = False
 
     def slot(self, reference: Reference) -> tuple[int, Path]:
@@ -109,14 +127,14 @@ class Scope:
             self._check(reference, name, self._flow.inputs, "F013", "input")
             return self._at(INPUT + name), path[1:]
         if root == "run":
-            self._check(reference, name, self._run_keys(), "F013", "value of a run")
+            self._check(reference, name, self._known.run, "F013", "value of a run")
             return (self._at(_RUN[name]), path[1:]) if name in _RUN else (self._at(RUN), path)
         if root == "resources":
             name = self._of_resource(reference, name)
-            one = all_variables(self._flow)[name]
+            one = self._known.variables[name]
             return self._at(VARIABLES if one.env else CONSTANTS), (name, *path[2:])
         if root == "env":
-            named = {one.env: variable for variable, one in all_variables(self._flow).items() if one.env}
+            named = self._known.environment
             self._check(reference, name, named, "F013", "variable of the environment")
             return self._at(VARIABLES), (named[name], *path[1:])
         self._check(reference, name, self._flow.variables, "F013", "variable")
@@ -139,11 +157,8 @@ class Scope:
         return list(self._flow.resources[str(reference.path[0])])
 
     def _step(self, reference: Reference, name: str) -> tuple[int, Path]:
-        flow, job = self._flow, self._job
-        known = {} if job is None else job.ids
-        if not flow.jobs and (job is None or job.id == FINALLY):
-            known = {**flow.ids, **known}
-        owner = None if name in known else next((one.id for one in flow.jobs if name in one.ids), None)
+        known = self._known.steps
+        owner = None if name in known else next((one.id for one in self._flow.jobs if name in one.ids), None)
         if owner is not None:
             raise Wrong("F012", reference.at, f"{name!r} is a step of another job: write jobs.{owner}.{name}")
         self._check(reference, name, known, "F012", "step")
@@ -152,7 +167,7 @@ class Scope:
         return self._at(name), reference.path[1:]
 
     def _step_of_job(self, reference: Reference, name: str) -> tuple[int, Path]:
-        jobs = {job.id: job for job in self._flow.jobs}
+        jobs = self._known.jobs
         self._check(reference, name, jobs, "F012", "job")
         if len(reference.path) < 2 or not isinstance(reference.path[1], str):
             raise Wrong("F011", reference.at, f"name the step that is meant, as in jobs.{name}.step")
@@ -162,24 +177,20 @@ class Scope:
             raise Wrong("F012", reference.at, f"{name!r} is this job: write steps.{step}")
         return self._at(f"{name}.{step}"), reference.path[2:]
 
-    def _run_keys(self) -> list[str]:
-        found = ["id", "started_at"]
-        if self._flow.workspace is not None:
-            found.append("workspace")
-        return [*found, "status"] if self._job is not None and self._job.id == FINALLY else found
-
     def secret(self, reference: Reference) -> str | None:
         """The name of the secret that a reference names; None if it names no secret. Raises Wrong."""
-        variables = all_variables(self._flow)
+        if reference.root not in ("vars", "resources", "secrets"):
+            return None
+        variables = self._known.variables
         name = str(reference.path[0]) if reference.path else ""
         length = 1
         if reference.root == "resources" and len(reference.path) > 1:
             name, length = f"{name}.{reference.path[1]}", 2
-        if reference.root in ("vars", "resources") and name in variables and variables[name].secret:
+        if reference.root != "secrets" and name in variables and variables[name].secret:
             name = variables[name].secret
         elif reference.root != "secrets":
             return None
-        self._check(reference, name, [one.secret for one in variables.values() if one.secret], "F013", "secret")
+        self._check(reference, name, self._known.secrets, "F013", "secret")
         if len(reference.path) > length:
             raise Wrong("F014", reference.at, "a secret is text, and has no parts")
         if not self._secrets:
@@ -187,9 +198,11 @@ class Scope:
         return name
 
     def _at(self, name: str) -> int:
-        if name not in self.names:
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = len(self.names)
             self.names.append(name)
-        return self.names.index(name)
+        return place
 
     def _check(self, reference: Reference, name: str, known: Any, code: str, what: str) -> None:
         if name not in known:
@@ -219,11 +232,12 @@ class Compiler:
         components: Components,
         problems: Problems,
         stubs: Stubs | None = None,
-        job: JobDef | None = None,
+        known: Known | None = None,
     ) -> None:
         self._flow, self._components, self._problems, self.stubs = flow, components, problems, stubs
-        self._job = job
-        self._ids = flow.ids if job is None else job.ids
+        self._known = known or Known(flow)
+        self._job = self._known.job
+        self._ids = flow.ids if self._job is None else self._job.ids
         # By step or job: what it comes after, for whatever reason.
         self._before: dict[str, list[str]] = {}
 
@@ -253,7 +267,9 @@ class Compiler:
         if WORKSPACE in used:
             drafts.append(self._workspace())
         if made is None and flow.jobs:
-            made = tuple(Wanted(job.id, (job.id,)) for job in flow.jobs if not self._is_taken(job.id))
+            # Of the jobs that no other one needs or refers to.
+            taken = {id for before in self._before.values() for id in before}
+            made = tuple(Wanted(job.id, (job.id,)) for job in flow.jobs if job.id not in taken)
         single = made is not None and len(made) == 1 and made[0].name == ""
         options = Options(
             made=made,
@@ -297,7 +313,7 @@ class Compiler:
         return Need([*inside.names, *_values((others,), ())], inside.forms)
 
     def _compiled(self, item: Item, problems: Problems) -> tuple[Template, Sequence[str]]:
-        scope = Scope(self._flow, self._job, secrets=True)
+        scope = Scope(self._known, secrets=True)
         return template(item, scope, problems), scope.names
 
     def _built(self, drafts: Sequence[Draft], options: Options) -> Built:
@@ -318,7 +334,7 @@ class Compiler:
         stubs = self.stubs
         if stubs is not None and job.id != FINALLY:
             stubs = Stubs(_inside(stubs.mock, job.id), _inside(stubs.fail, job.id), stubs.vars)
-        part = Compiler(self._flow, self._components, self._problems, stubs, job)
+        part = Compiler(self._flow, self._components, self._problems, stubs, self._known.inside(job))
         drafts = part._drafts(job.steps)
         part._check_cycles()
         return part, drafts
@@ -353,10 +369,6 @@ class Compiler:
         version = sha256(msgspec.json.encode([job.canonical, inner], order="sorted")).hexdigest()[:16]
         program = Job(f"{self._flow.name}.{job.id}", version, built.plan, tuple(built.inputs))
         return msgspec.structs.replace(node, returns=program.returns, program=program)
-
-    def _is_taken(self, id: str) -> bool:
-        """Whether another job needs this one, or refers to it."""
-        return any(id in before for before in self._before.values())
 
     def _last(self, final: tuple[Compiler, list[Draft]] | None, workspace: bool) -> Draft | None:
         """The last node: the steps of `finally`, and the removal of the workspace."""
@@ -507,7 +519,7 @@ class Compiler:
 
     def _until(self, step: StepDef, repeat: RepeatDef) -> Draft:
         """The gate that leads back to a step until its condition holds."""
-        scope, where = Scope(self._flow, self._job, last=step.id), self._where(repeat.until)
+        scope, where = Scope(self._known, last=step.id), self._where(repeat.until)
         before = len(self._problems.found)
         made = template(repeat.until, scope, self._problems)
         if step.id not in scope.names and len(self._problems.found) == before:
@@ -517,7 +529,7 @@ class Compiler:
                 "until is an expression with `last`, the result of the last round, as in ${{ last.done }}",
             )
         # A step that was skipped has no value, so there is no further round.
-        wanted = Wanted("until", tuple(scope.names), compute=_filled(made, scope.names, (), where))
+        wanted = Wanted("until", tuple(scope.names), compute=_Filled(made, scope.names, where))
         self._before[step.id] += [name for name in wanted.values if name in self._ids and name != step.id]
         gate = Gate({}, lambda again: [step.id] if again else [])
         where = self._where(repeat.until)
@@ -614,7 +626,7 @@ class Compiler:
             return None
         on_timeout = None
         if step.on_timeout is not None:
-            made = template(step.on_timeout, Scope(self._flow, self._job), self._problems)
+            made = template(step.on_timeout, Scope(self._known), self._problems)
             if made.constant is None:
                 add(step.on_timeout.mark, "F014", "the value of on_timeout is fixed; it has no expressions")
             else:
@@ -655,7 +667,7 @@ class Compiler:
         allowed = component.kind == "step"
         for name, item in items.items():
             where = self._where(item)
-            scope = Scope(self._flow, self._job, step.map, allowed, step.id if step.repeat is not None else "")
+            scope = Scope(self._known, step.map, allowed, step.id if step.repeat is not None else "")
             before = len(self._problems.found)
             made = template(item, scope, self._problems)
             right = all(one.level == "warning" for one in self._problems.found[before:])
@@ -668,15 +680,16 @@ class Compiler:
             if step.map is None:
                 wants.append(_wanted(name, made, scope, where, self._is_optional))
                 continue
-            over_scope = Scope(self._flow, self._job)
+            over_scope = Scope(self._known)
             over = template(step.map.over, over_scope, self._problems)
             if scope.takes_item:
                 columns.append(name)
                 wants.append(_column(name, made, scope, over, over_scope, where, self._where(step.map.over)))
             else:
-                shared = [None, None]
                 values = tuple(scope.names[2:])
-                wants.append(Wanted(name, values, keyword=True, compute=_filled(made, scope.names, shared, where)))
+                wants.append(
+                    Wanted(name, values, keyword=True, compute=_Filled(made, scope.names, where, (None, None)))
+                )
         if step.map is not None and not columns:
             name = step.map.name
             self._problems.add(step.map.over.mark, "F002", f"a map takes ${{{{ {name} }}}} somewhere in `with`")
@@ -746,7 +759,7 @@ class Compiler:
         return (*needed, self._wanted("holds", step.when, self._where(step.when)))
 
     def _wanted(self, name: str, item: Item, where: str) -> Wanted:
-        scope = Scope(self._flow, self._job)
+        scope = Scope(self._known)
         return _wanted(name, template(item, scope, self._problems), scope, where, self._is_optional)
 
     def _output(self) -> tuple[Wanted, ...] | None:
@@ -952,23 +965,29 @@ def _holds(**given: Any) -> Any:
 def _wanted(name: str, made: Template, scope: Scope, where: str, is_optional: Callable[[str], bool]) -> Wanted:
     if made.whole is not None and scope.names[made.whole] != scope.last and not is_optional(scope.names[made.whole]):
         return Wanted(name, (scope.names[made.whole],), keyword=True)
-    return Wanted(name, tuple(scope.names), keyword=True, compute=_filled(made, scope.names, (), where, scope.last))
+    names = tuple(scope.names)
+    return Wanted(name, names, keyword=True, compute=_Filled(made, names, where, last=scope.last))
 
 
-def _filled(
-    made: Template, names: Sequence[str], before: Sequence[None], where: str, last: str = ""
-) -> Callable[[Given], bytes | Absent]:
-    """A template as a function of its values."""
+# A flow has thousands of these, and none leads back to itself: the garbage collector need not visit them.
+class _Filled(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A template as a function of its values, without those `before` them."""
 
-    def compute(given: Given) -> bytes | Absent:
+    made: Template
+    names: Sequence[str]
+    where: str
+    before: Sequence[None] = ()
+    last: str = ""
+
+    def __call__(self, given: Given) -> bytes | Absent:
         try:
-            return made.evaluate([*before, *given] if before else given)
+            return self.made.evaluate([*self.before, *given] if self.before else given)
         except Missing as missing:
-            if last and names[missing.slot] == last:
-                raise ExpressionFailed(where, "`last` has no value in the first round; write | default(...)") from None
-            return _absent(names[missing.slot], where)
-
-    return compute
+            name = self.names[missing.slot]
+            if self.last and name == self.last:
+                why = "`last` has no value in the first round; write | default(...)"
+                raise ExpressionFailed(self.where, why) from None
+            return _absent(name, self.where)
 
 
 def _column(

@@ -8,8 +8,8 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -94,14 +94,17 @@ class Components:
     ) -> None:
         self._allowed, self._given, self.folder, self._load, self._define = allowed, given, folder, load, define
         self._level = level
-        # The programs that steps use, by the text of `use`.
+        # The components and programs that steps use, by the text of `use`.
+        self._found: dict[str, Component] = {}
         self.programs: dict[str, Program] = {}
 
     def find(self, use: str) -> Component:
         """The component of that name. Raises NoComponent."""
-        found = self._find(use)
-        if found.program is not None:
-            self.programs[use] = found.program
+        found = self._found.get(use)
+        if found is None:
+            found = self._found[use] = self._find(use)
+            if found.program is not None:
+                self.programs[use] = found.program
         return found
 
     def _find(self, use: str) -> Component:
@@ -139,7 +142,7 @@ class Components:
             from perdure.authoring.flow.shell import shell
 
             return made_of(shell, use)
-        for point in _installed():
+        for point in self._installed:
             if point.name != use:
                 continue
             return made_of(_loaded(point.load, f"the component {use!r} of {point.value} cannot be loaded"), use)
@@ -151,7 +154,14 @@ class Components:
 
     def names(self) -> list[str]:
         """The names of all components that have one."""
-        return sorted({*self._given, *PROVIDED, *(point.name for point in _installed())})
+        return sorted({*self._given, *PROVIDED, *(point.name for point in self._installed)})
+
+    @cached_property
+    def _installed(self) -> Sequence[EntryPoint]:
+        """The components of installed packages."""
+        from importlib.metadata import entry_points
+
+        return tuple(entry_points(group=GROUP))
 
     def _of_python(self, path: str) -> Component:
         module, _, name = path.rpartition(".")
@@ -230,13 +240,6 @@ def _loaded(load: Callable[[], Any], failed: str) -> Any:
 @cache
 def _codec() -> Codec:
     return Codec()
-
-
-def _installed() -> Iterable[EntryPoint]:
-    """The components of installed packages."""
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)
 
 
 def made_of(function: Any, name: str) -> Component:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -82,9 +82,13 @@ KEYWORDS = frozenset(["and", "or", "not", "in", "is", "if", "else", "true", "fal
 # A reference by names alone. The characters without which an expression cannot contain a `}}` before its end.
 _PLAIN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)\s*")
 _NESTED = re.compile(r"[{'\"]")
+# The filters and signs whose cost may grow faster than the values that they are given.
+_GROWING = re.compile(r"[+~]|map|select|reject|string")
 _TOKEN = re.compile(
     r"""(?P<blank>\s+)|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"""
-    r"""|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%~<>=|.,:(){}\[\]])""",
+    r"""|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%~<>=|.,:(){}\[\]])"""
+    # A quote that does not end takes the rest of the text: the search for its end is not repeated for what is in it.
+    r"""|(?P<wrong>'(?:[^'\\]|\\.)*|"(?:[^"\\]|\\.)*|.)""",
     re.DOTALL,
 )
 _CLOSE = {")": "(", "]": "[", "}": "{"}
@@ -96,7 +100,7 @@ _SPLITTING = frozenset({"split", "lines", "list", "reverse", "sort", "unique"})
 Path = tuple[str | int, ...]
 
 
-class Token(NamedTuple):
+class Token(msgspec.Struct, frozen=True, gc=False):
     """A token of an expression: its kind, its text, and where it begins."""
 
     kind: str
@@ -104,7 +108,7 @@ class Token(NamedTuple):
     at: int
 
 
-class Reference(NamedTuple):
+class Reference(msgspec.Struct, frozen=True, gc=False):
     """A reference in an expression, such as `steps.orders.body`: its root, its path, and its place in the text."""
 
     root: str
@@ -143,27 +147,32 @@ class Expression:
         if len(text) > MOST_TEXT:
             raise Wrong("F010", 0, f"an expression has at most {MOST_TEXT} characters; let a step compute it")
         self.text = text
+        self.references: Sequence[Reference]
+        # Between the references: the other pieces of the text, and by reference, the first one that is the same.
+        self._pieces: Sequence[str]
+        self._same: Sequence[int]
+        self._products: Sequence[str]
         if (plain := _PLAIN.fullmatch(text)) is not None and KEYWORDS.isdisjoint(parts := plain[1].split(".")):
             # Most expressions are a single reference, and need not be parsed.
-            self.references = [Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1])]
-            self._made, self._products, self.lone = "_0", [], True
-            self._pieces, self._same, self._bounds = ["", ""], [0], _NO_BOUNDS
+            self.references = (Reference(parts[0], tuple(parts[1:]), plain.start(1), plain[1]),)
+            self._made, self._products, self.lone = "_0", (), True
+            self._pieces, self._same, self._bounds = ("", ""), (0,), _NO_BOUNDS
             return
         tokens = _tokens(text)
         _check_syntax(text)
         _check_names(tokens)
-        self.references = list(_references(text, tokens))
+        self.references = tuple(_references(text, tokens))
         # The expression with a variable in place of each reference: the same one for the same.
         known: dict[tuple[str, Path], int] = {}
-        self._same = [known.setdefault((one.root, one.path), number) for number, one in enumerate(self.references)]
-        self._pieces, end = [], 0
+        self._same = tuple(known.setdefault((one.root, one.path), place) for place, one in enumerate(self.references))
+        pieces, end = list[str](), 0
         for one in self.references:
-            self._pieces.append(text[end : one.at])
+            pieces.append(text[end : one.at])
             end = one.at + len(one.text)
-        self._pieces.append(text[end:])
+        self._pieces = (*pieces, text[end:])
         self._made = self._written(())
-        self._bounds = _bounds(tokens, self.references)
-        self._products = list(_products(self._made)) if "*" in self._made else []
+        self._bounds = _bounds(tokens, self.references) if _GROWING.search(text) is not None else _NO_BOUNDS
+        self._products = tuple(_products(self._made)) if "*" in self._made else ()
         # Whether it is a single reference.
         self.lone = self._made.strip() == "_0"
 
@@ -234,6 +243,8 @@ class Expression:
         return self.references[number].text if number < len(self.references) else otherwise
 
 
+# The steps of a flow often have the same expressions, as for a condition.
+expression_of = lru_cache(500)(Expression)
 UNSET: Any = object()
 
 
@@ -255,31 +266,28 @@ def find_end(text: str, at: int) -> int:
     end = text.find("}}", at)
     if end < 0 or _NESTED.search(text, at, end) is None:
         return end  # nothing in it could contain a `}}`
-    depth = 0
-    while at < len(text):
-        if not depth and text.startswith("}}", at):
-            return at
-        found = _TOKEN.match(text, at)
-        if found is None:
-            at += 1  # the expression is invalid: `Expression` reads it again to say why
-            continue
+    depth, end = 0, at + MOST_TEXT
+    for found in _TOKEN.finditer(text, at, end):
+        if not depth and text.startswith("}}", found.start()):
+            return found.start()
+        if found.lastgroup == "wrong" and found[0][0] in "'\"":
+            end = found.start()
+            break
         depth += {"{": 1, "}": -1}.get(found[0], 0)
-        at = found.end()
-    return -1
+    return text.find("}}", end)  # the expression is invalid or too long: `Expression` reads it again to say why
 
 
 # --- parts of an expression -----------------------------------------------------------------------------------------
 
 
 def _tokens(text: str) -> list[Token]:
-    found, at = [], 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise Wrong("F010", at, f"{text[at]!r} cannot be read in an expression")
-        if match.lastgroup != "blank":
-            found.append(Token(match.lastgroup or "", match[0], at))
-        at = match.end()
+    found = []
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or ""
+        if kind == "wrong":
+            raise Wrong("F010", match.start(), f"{match[0][0]!r} cannot be read in an expression")
+        if kind != "blank":
+            found.append(Token(kind, match[0], match.start()))
     if not found:
         raise Wrong("F010", 0, "the expression is empty")
     return found
@@ -313,13 +321,15 @@ def _check_names(tokens: Sequence[Token]) -> None:
 
 
 def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
-    number = 0
-    while number < len(tokens):
+    number, count = 0, len(tokens)
+    while number < count:
         token, first = tokens[number], number
         number += 1
+        if token.kind != "name" or token.text in KEYWORDS:
+            continue
         before = tokens[first - 1].text if first else ""
-        after = tokens[number].text if number < len(tokens) else ""
-        if token.kind != "name" or token.text in KEYWORDS or before in (".", "|") or after == "(":
+        after = tokens[number].text if number < count else ""
+        if before in (".", "|") or after == "(":
             continue
         if before == "is" or (before == "not" and first > 1 and tokens[first - 2].text == "is"):
             continue  # a test
@@ -327,12 +337,12 @@ def _references(text: str, tokens: Sequence[Token]) -> Iterator[Reference]:
             continue  # an argument by name
         path: list[str | int] = []
         end = token.at + len(token.text)
-        while number + 1 < len(tokens):
+        while number + 1 < count:
             one, two = tokens[number], tokens[number + 1]
             if one.text == "." and two.kind == "name":
                 path.append(two.text)
                 number += 2
-            elif one.text == "[" and number + 2 < len(tokens) and tokens[number + 2].text == "]":
+            elif one.text == "[" and number + 2 < count and tokens[number + 2].text == "]":
                 if two.kind == "text" and "\\" not in two.text:
                     path.append(two.text[1:-1])
                 elif two.kind == "number" and two.text.isdecimal():

@@ -10,7 +10,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from perdure.authoring.flow.files import MOST_BYTES
 from perdure.errors import FlowInvalid, FlowProblem, UsageError
@@ -18,6 +21,7 @@ from perdure.errors import FlowInvalid, FlowProblem, UsageError
 MOST_DEPTH = 20
 MOST_PROBLEMS = 100
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_DIGITS = frozenset("-0123456789")
 _WORDS = {"true": True, "false": False, "null": None, "": None}
 # Plain scalars that YAML 1.1 does not read as text.
 _OTHERWISE = re.compile(
@@ -27,33 +31,36 @@ _OTHERWISE = re.compile(
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
-class Mark(NamedTuple):
+# A tree has tens of thousands of these and no cycles: the garbage collector need not visit them.
+class Mark(msgspec.Struct, frozen=True, order=True, gc=False):
     """A place in a file, counted from 1."""
 
     line: int
     column: int
 
 
-class Item:
+NO_KEYS: Mapping[str, Mark] = MappingProxyType({})
+
+
+class Item(msgspec.Struct, eq=False, gc=False):
     """A value with its place: an object, with the places of its keys, a list, or a scalar."""
 
-    __slots__ = ("keys", "mark", "quoted", "value")
-
-    def __init__(self, value: Any, mark: Mark, quoted: int = 0) -> None:
-        # Objects and lists have items inside.
-        self.value, self.mark = value, mark
-        self.keys: dict[str, Mark] = {}
-        # The length of the opening quote of a text. -1: places inside the text are unknown, as it has several lines or
-        # escapes.
-        self.quoted = quoted
+    # Objects and lists have items inside.
+    value: Any
+    mark: Mark
+    # The length of the opening quote of a text. -1: places inside the text are unknown, as it has several lines or
+    # escapes.
+    quoted: int = 0
+    keys: Mapping[str, Mark] = NO_KEYS
 
     def plain(self) -> Any:
         """The value without places."""
-        if isinstance(self.value, dict):
-            return {key: item.plain() for key, item in self.value.items()}
-        if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
-        return self.value
+        value = self.value
+        if type(value) is dict:
+            return {key: one.plain() for key, one in value.items()}
+        if type(value) is list:
+            return [one.plain() for one in value]
+        return value
 
     def at(self, offset: int) -> Mark:
         """The place of a character of a text."""
@@ -90,15 +97,14 @@ def elements(item: Item | None) -> list[Item]:
 
 def places(item: Item, plain: Any) -> list[int]:
     """The places of the parts of a tree that a plain value still has, in order: line, column and `quoted`."""
-    found: list[int] = []
-    work: list[tuple[Item, Any]] = [(item, plain)]
-    while work:
-        one, left = work.pop()
-        found += [*one.mark, one.quoted]
-        if isinstance(left, dict):
-            work += reversed([(one.value[key], value) for key, value in left.items()])
-        elif isinstance(left, list):
-            work += reversed(list(zip(one.value, left, strict=True)))
+    found: list[int] = [item.mark.line, item.mark.column, item.quoted]
+    kind = type(plain)
+    if kind is dict:
+        for key, value in plain.items():
+            found += places(item.value[key], value)
+    elif kind is list:
+        for one, value in zip(item.value, plain, strict=True):
+            found += places(one, value)
     return found
 
 
@@ -192,46 +198,55 @@ class _Events:
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
-        self._root: Item | None = None
-        # The open objects and lists, each with the key that waits for its value.
-        self._open: list[Item] = []
-        self._waiting: list[tuple[str, Mark] | None] = []
 
     def read(self, yaml: Any, events: Iterator[Any]) -> Item | None:
+        root: Item | None = None
         documents = 0
+        scalar, mapping, sequence = yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent
+        # The innermost object or list that is open, the key that waits for its value, and the same for those around it.
+        inside: Item | None = None
+        key: str | None = None
+        outer: list[tuple[Item | None, str | None]] = []
         for event in events:
             kind = type(event)
-            if kind is yaml.ScalarEvent:
-                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-                if event.anchor or event.tag is not None:
-                    self._check(event, mark)
-                self._put(self._scalar(event, mark))
-            elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-                self._check(event, mark)
-                item = Item({} if kind is yaml.MappingStartEvent else [], mark)
-                self._put(item)
-                self._open.append(item)
-                self._waiting.append(None)
-                if len(self._open) > MOST_DEPTH:
-                    self._problems.add(mark, "F008", f"this is nested more than {MOST_DEPTH} deep")
-                    return None
+            if kind is scalar or kind is mapping or kind is sequence or kind is yaml.AliasEvent:
+                start = event.start_mark
+                mark = Mark(start.line + 1, start.column + 1)
+                is_key = key is None and inside is not None and type(inside.value) is dict
+                item = self._scalar(event, mark, is_key) if kind is scalar else self._other(yaml, event, mark)
+                if inside is None:
+                    root = root or item
+                elif is_key:
+                    key = self._key(inside, item)
+                elif key is None:
+                    inside.value.append(item)
+                else:
+                    inside.value[key], key = item, None
+                if kind is mapping or kind is sequence:
+                    outer.append((inside, key))
+                    inside, key = item, None
+                    if len(outer) > MOST_DEPTH:
+                        self._problems.add(mark, "F008", f"this is nested more than {MOST_DEPTH} deep")
+                        return None
             elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
-                self._open.pop()
-                self._waiting.pop()
-            elif kind is yaml.AliasEvent:
-                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
-                self._problems.add(mark, "F007", f"aliases such as *{event.anchor} are not read; write it out")
-                self._put(Item(None, mark))
+                inside, key = outer.pop()
             elif kind is yaml.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
                     mark = Mark(event.start_mark.line + 1, 1)
                     self._problems.add(mark, "F001", "a flow is one document; this is the beginning of a second one")
                     return None
-        if self._root is None:
+        if root is None:
             self._problems.add(_TOP, "F001", "the file is empty; a flow begins with `perdure: 1`")
-        return self._root
+        return root
+
+    def _other(self, yaml: Any, event: Any, mark: Mark) -> Item:
+        """An empty object or list. An alias is a problem."""
+        if type(event) is yaml.AliasEvent:
+            self._problems.add(mark, "F007", f"aliases such as *{event.anchor} are not read; write it out")
+            return Item(None, mark)
+        self._check(event, mark)
+        return Item({}, mark, keys={}) if type(event) is yaml.MappingStartEvent else Item([], mark)
 
     def _check(self, event: Any, mark: Mark) -> None:
         if event.anchor:
@@ -239,51 +254,40 @@ class _Events:
         if event.tag is not None and event.tag != "!":
             self._problems.add(mark, "F007", f"tags such as {event.tag} are not read; write the plain value")
 
-    def _scalar(self, event: Any, mark: Mark) -> Item:
+    def _scalar(self, event: Any, mark: Mark, is_key: bool) -> Item:
         value: str = event.value
+        if event.anchor or event.tag is not None:
+            self._check(event, mark)
         if event.style:
             one_line = event.start_mark.line == event.end_mark.line
             simple = one_line and event.end_mark.column - event.start_mark.column == len(value) + 2
             return Item(value, mark, 1 if simple and event.style in "'\"" else -1)
         if value in _WORDS:
             return Item(_WORDS[value], mark)
-        if _NUMBER.fullmatch(value):
+        if value[0] in _DIGITS and _NUMBER.fullmatch(value):
             return Item(_number(value, mark, self._problems), mark)
-        is_key = bool(self._open) and isinstance(self._open[-1].value, dict) and self._waiting[-1] is None
-        if _OTHERWISE.fullmatch(value) and not is_key:
+        if not is_key and _OTHERWISE.fullmatch(value):
             self._problems.warn(mark, "F009", f"{value} is text here; write true, false, null or a number, or quote it")
-        return Item(value, mark, 0 if event.start_mark.line == event.end_mark.line else -1)
-
-    def _put(self, item: Item) -> None:
-        if not self._open:
-            self._root = self._root or item
-            return
-        inside = self._open[-1]
-        if isinstance(inside.value, list):
-            inside.value.append(item)
-            return
-        key = self._waiting[-1]
-        if key is not None:
-            inside.value[key[0]] = item
-            self._waiting[-1] = None
-        else:
-            self._waiting[-1] = (self._key(inside, item), item.mark)
+        return Item(value, mark, 0 if mark.line == event.end_mark.line + 1 else -1)
 
     def _key(self, inside: Item, item: Item) -> str:
         key = item.value
+        if type(key) is str:
+            _add_key(inside, key, item.mark, self._problems)
+            return key
         if isinstance(key, dict | list):
             self._problems.add(
                 inside.mark, "F021", "`{{ x }}` without quotes is a YAML mapping; write ${{ x }}, in quotes"
             )
             return f"\0{len(inside.value)}"
-        if not isinstance(key, str):
-            key = json.dumps(key)
+        key = json.dumps(key)
         _add_key(inside, key, item.mark, self._problems)
-        return str(key)
+        return key
 
 
 def _add_key(inside: Item, key: str, mark: Mark, problems: Problems) -> None:
-    first = inside.keys.setdefault(key, mark)
+    keys: Any = inside.keys
+    first = keys.setdefault(key, mark)
     if first is not mark:
         where = f"{problems.file}:{first.line}:{first.column}"
         problems.add(mark, "F004", f"the key {key!r} is given twice; first at {where}")
@@ -347,7 +351,7 @@ class _Json:
             end = next((n for n in range(at, len(text)) if text[n] in " \t\r\n,]}"), len(text))
             word = text[at:end]
             return Item(_WORDS[word] if word in _WORDS else _number(word, mark, self._problems), mark), end
-        item = Item({} if text[at] == "{" else [], mark)
+        item = Item({}, mark, keys={}) if text[at] == "{" else Item([], mark)
         at = _blank(text, at + 1)
         while text[at] not in "}]":
             if isinstance(item.value, dict):

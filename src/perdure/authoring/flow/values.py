@@ -23,6 +23,7 @@ from perdure.authoring.flow.expressions import (
     Unset,
     Wrong,
     encode,
+    expression_of,
     find_end,
 )
 from perdure.authoring.flow.tree import Item, Mark, Problems
@@ -259,7 +260,7 @@ def _written(pieces: Sequence[str | Template], given: Given, where: str) -> list
 
 def _expression(text: str, item: Item, offset: int, scope: Scope, problems: Problems) -> Template:
     try:
-        expression = Expression(text)
+        expression = expression_of(text)
     except Wrong as wrong:
         problems.add(item.at(offset + wrong.at), wrong.code, str(wrong))
         return _fixed(None)
