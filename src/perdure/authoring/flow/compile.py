@@ -1001,7 +1001,9 @@ def _column(
         try:
             items = _items(over.evaluate(given[:count]), over_where)
             names, rest = scope.names, given[count:]
-            parts = [made.evaluate([Value(item), Value(b"%d" % index), *rest]) for index, item in enumerate(items)]
+            parts = [
+                made.evaluate([Value(bytes(item)), Value(b"%d" % index), *rest]) for index, item in enumerate(items)
+            ]
         except Missing as missing:
             return _absent(names[missing.slot], where)
         return b"[%b]" % b",".join(parts)
