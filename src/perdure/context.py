@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, overload
 
 from perdure.authoring.code.body import current_body, require_body
+from perdure.authoring.dataflow.deciding import PATCHES
 from perdure.engine.step_context import current
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.context import RunContext
@@ -52,9 +53,14 @@ def patched(id: str) -> bool:
 
     False for runs that were beyond this place before the change was deployed, True for all others; each run keeps its
     answer, which is marked in its journal. Give each change an id of its own. A step gets the answer that the body
-    which called it was given: ask in the body first.
+    which called it was given: ask in the body first. A graph names its patches: `Graph(patches=["tax-first"])`.
     """
     id = check_name(id, "the id of a patch")
+    deciding = PATCHES.get(None)
+    if deciding is not None:
+        if id not in deciding:
+            raise UsageError(f"patched({id!r}) in a graph takes a patch that the graph names: Graph(patches=[{id!r}])")
+        return deciding[id]
     body, step = current_body(), current.get(None)
     if body is not None or step is None:
         return require_body("patched()").patched(id)

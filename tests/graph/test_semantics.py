@@ -675,6 +675,42 @@ async def test_a_patch_marks_new_runs() -> None:
     assert result.status is RunStatus.FAILED or result.output == "old"
 
 
+async def test_what_decides_knows_the_patches_of_its_run(tmp_path: Path) -> None:
+    @route(targets=["left", "right"])
+    def side(patches: int) -> str:
+        return "right" if patched("v2") else "left"
+
+    left, right = (node(lambda: "x", name=name, outputs="one") for name in ("left", "right"))
+
+    @interrupt(answer=str)
+    def ask(one: str) -> str:
+        return f"new {patched('v2')}"
+
+    last = node(lambda ask: ask, name="last", when=lambda ask: patched("v2"))
+    some = node(lambda i: i, name="some", inputs={"i": "many"}).map_over("i", limit=1, until=lambda i: patched("v2"))
+    nodes, given, url = (
+        [side, left, right, ask, last, some],
+        {"patches": 1, "many": [1, 2]},
+        f"sqlite:///{tmp_path}/g.db",
+    )
+    before: Any = Graph([*nodes[:2], right, ask], name="g", patches=["v1"])
+    after: Any = Graph(nodes, name="g", patches=["v2"])
+    async with Engine(url, [after]) as engine:
+        result = await engine.run(after(**given), id="new")
+        assert result.suspend_payload == "new True"
+        result = await engine.run(after, id="new", answers={"ask": "a"})
+        assert result.output == {"last": "a", "some": [1]}
+    async with Engine(url, [before]) as engine:
+        result = await engine.run(before(patches=1), id="unnamed")
+        assert "Graph(patches=['v2'])" in str(result.error)
+    asks = interrupt(answer=str, name="ask")(lambda: "q")
+    unmarked, marked = Graph([asks], name="h"), Graph([asks, last], name="h", patches=["v2"])
+    async with Engine(url, [unmarked]) as engine:
+        await engine.run(unmarked(), id="old")
+    async with Engine(url, [marked]) as engine:
+        assert (await engine.run(marked, id="old", answers={"ask": "a"})).output == {}
+
+
 @pytest.mark.parametrize("call", [{}, {"x": 1, "y": 2}])
 def test_a_call_is_checked_against_the_inputs(call: dict[str, int]) -> None:
     with pytest.raises(TypeError, match=r"'[xy]'"):

@@ -42,6 +42,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from perdure.authoring.dataflow import deciding
 from perdure.authoring.dataflow.ahead import Ahead
 from perdure.authoring.dataflow.changes import OF_GRAPHS, explain
 from perdure.authoring.dataflow.lists import LongLists, Reader, Readers, Unread
@@ -763,7 +764,7 @@ class DataflowExecution(Execution):
             self._check_readable(number, op, node.arguments, arguments)
             try:
                 assert node.function is not None
-                chosen = list(gate.choose(node.function(**self._decoded(node.arguments, arguments, op))))
+                chosen = list(gate.choose(self._result_of(node.function, node.arguments, arguments, op)))
             except BaseException as error:
                 self._failed(number, self._described(error))
                 return
@@ -793,7 +794,7 @@ class DataflowExecution(Execution):
         if known is None and not self._past.began(op):
             self._check_readable(number, op, when.arguments, arguments)
             try:
-                holds = when.call(**self._decoded(when.arguments, arguments, op))
+                holds = self._result_of(when.call, when.arguments, arguments, op)
                 if not isinstance(holds, bool):
                     raise UsageError(f"`when` of {op} returned {holds!r:.80}; it must return True or False")
             except BaseException as error:
@@ -810,12 +811,16 @@ class DataflowExecution(Execution):
         self._not_run(number, op, SKIPPED, "when", "its `when` is false")
         return False
 
-    def _decoded(self, of: Iterable[Argument], arguments: Mapping[str, Value], op: str) -> dict[str, Any]:
-        return {
+    def _result_of(
+        self, function: Callable[..., Any], of: Iterable[Argument], arguments: Mapping[str, Value], op: str
+    ) -> Any:
+        """The result of a pure function."""
+        decoded = {
             one.name: self._codec.decode(arguments[one.name].data, one.type, f"the argument {one.name} of {op}")
             for one in of
             if one.name in arguments
         }
+        return deciding.call(function, self.patches, **decoded)
 
     # --- long lists -----------------------------------------------------------------------------------------------
 
@@ -881,7 +886,7 @@ class DataflowExecution(Execution):
                 request = Raw(arguments[question.shows].data)
             elif not self._past.began(op):
                 assert node.function is not None
-                shown = node.function(**self._decoded(node.arguments, arguments, op))
+                shown = self._result_of(node.function, node.arguments, arguments, op)
                 request = Raw(self._codec.encode(shown, f"the request of {question.name!r}"))
             if len(request) > self._codec.limit and not self._past.took(op):
                 raise PayloadTooLarge(f"the request of {question.name!r}", len(request), self._codec.limit)
@@ -1055,7 +1060,7 @@ class DataflowExecution(Execution):
             returns = self._plan.nodes[number].returns
             found = Reader(self._codec, returns, f"the result of {op}", self._past.whole(op)).read(value.data)
             try:
-                if mapped.until(found):
+                if deciding.call(mapped.until, self.patches, found):
                     self._end_early(under_way, index + 1)
             except BaseException as error:
                 under_way.failure = under_way.failure or self._described(error)
