@@ -260,6 +260,7 @@ async def test_what_exists_is_neither_ended_nor_changed_for_arguments_that_do_no
         assert (await store.upkeep.collect(-1, 10, dry_run=True)).blobs == 0
 
 
+@on_two_stores
 async def test_a_client_refuses_a_schedule_of_them(any_store: Store, beside: Store) -> None:
     async with Engine(any_store, [fulfil]), connect(beside) as client:
         with pytest.raises(NotDecodable, match="the argument order of fulfil"):
@@ -286,6 +287,7 @@ def of_type(annotation: Any, version: str = "1") -> Any:
     return workflow(version=version)(takes)
 
 
+@on_two_stores
 async def test_what_fits_one_of_several_workers_is_taken(any_store: Store, beside: Store, any_url: str) -> None:
     another = beside if beside is any_store else open_store(any_url)
     async with (
@@ -337,6 +339,7 @@ async def taken(client: Client, invocation: Any) -> bool:
     return True
 
 
+@on_two_stores
 async def test_without_a_worker_that_lives_everything_is_taken(any_store: Store, beside: Store) -> None:
     async with Engine(any_store, [fulfil]):
         pass
@@ -369,6 +372,7 @@ async def test_a_program_that_is_not_loaded_yet_takes_anything() -> None:
         _ = await client.start(call("fulfil", 7), delay=60)
 
 
+@on_two_stores
 async def test_signatures_go_with_their_worker_and_come_again(any_store: Store, beside: Store) -> None:
     for _ in range(2):
         async with Engine(any_store, [fulfil], name="w1"), connect(beside) as client:
@@ -380,6 +384,7 @@ async def test_signatures_go_with_their_worker_and_come_again(any_store: Store, 
             assert not await client.store.leases.live(SIGNATURES, now)
 
 
+@on_two_stores
 async def test_a_worker_whose_name_was_taken_leaves_what_its_successor_says(any_store: Store, beside: Store) -> None:
     async with Engine(any_store):
         pass  # the store is there

@@ -35,6 +35,7 @@ from perdure import (
 from perdure.client import bulk
 from perdure.ports.store import Store
 from tests.engine.harness import PATIENCE, Recorded
+from tests.services.plugin import on_two_stores
 
 
 @step
@@ -90,6 +91,7 @@ async def until_waiting(engine: Engine, count: int) -> None:
 # --- starting -------------------------------------------------------------------------------------------------------
 
 
+@on_two_stores
 async def test_many_runs_are_started_and_each_has_a_handle(any_store: Store) -> None:
     async with Engine(any_store, [doubled]) as engine:
         report = await engine.start_many([doubled(n) for n in range(20)])
@@ -132,6 +134,7 @@ async def test_runs_that_a_client_starts_together_share_a_commit(tmp_path: Path)
         assert [await engine.handle(handle.id).result(PATIENCE) for handle in report.done] == [n * 2 for n in range(50)]
 
 
+@on_two_stores
 async def test_each_run_has_options_of_its_own(any_store: Store) -> None:
     async with Engine(any_store, [doubled]) as engine:
         starts: list[Invocation[int] | Start[int]] = [
@@ -177,6 +180,7 @@ async def test_what_cannot_be_started_is_reported_and_keeps_no_other_back() -> N
         assert len(raised.value.exceptions) == 5
 
 
+@on_two_stores
 async def test_several_under_one_id_are_one_run_as_reuse_says(any_store: Store) -> None:
     async with Engine(any_store, [doubled, waits]) as engine:
         same = await engine.start_many(Start(doubled(n), id="r") for n in (1, 2, 3))
@@ -207,6 +211,7 @@ async def test_more_runs_than_fit_into_one_commit_are_started_in_a_few(monkeypat
 # --- telling --------------------------------------------------------------------------------------------------------
 
 
+@on_two_stores
 async def test_failed_runs_are_retried_by_filter(any_store: Store) -> None:
     async with Engine(any_store, [fragile, doubled]) as engine:
         for n in range(3):
@@ -234,6 +239,7 @@ async def test_what_cannot_be_retried_is_reported_with_the_reason() -> None:
         assert [(item.id, type(item.error)) for item in named] == [("good", CannotRetry), ("missing", NoSuchRun)]
 
 
+@on_two_stores
 async def test_runs_are_cancelled_paused_resumed_and_signalled_by_filter(any_store: Store) -> None:
     async with Engine(any_store, [waits, doubled]) as engine:
         _ = await engine.start_many([Start(waits(), id=f"w{n}", tags={"odd": str(n % 2)}) for n in range(4)])
