@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from perdure import Engine
-from perdure.server import Tokens, app, application
+from perdure.server import Tokens, app, bodies
 from perdure.server.problems import MEDIA_TYPE
 from perdure.server.routing import BODY_LIMIT, CAPSULE_LIMIT, JSON, MIB
 from tests.patience import PATIENCE
@@ -145,8 +145,7 @@ async def test_a_body_that_never_ends_is_given_up(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, mounted: Any, path: str
 ) -> None:
     """It arrives a byte at a time, and then not at all; other requests are answered meanwhile."""
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.05)
-    monkeypatch.setattr("perdure.server.answer_page.FORM_SECONDS", 0.05)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
     flows = engine.asgi()
     address, media = "/flows/api/v1/runs", JSON
     if path == "answer":

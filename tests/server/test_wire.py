@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from perdure import Engine
-from perdure.server import application
+from perdure.server import bodies
 from perdure.server.routing import BODY_LIMIT
 from tests.patience import PATIENCE
 from tests.server.programs import PROGRAMS, quick
@@ -104,7 +104,7 @@ def test_a_body_that_is_announced_too_large_is_not_waited_for(address: str) -> N
 
 
 def test_a_body_that_never_ends_holds_up_no_other(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.2)
     head = START + b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     slow = [connected(address) for _ in range(50)]
     try:

@@ -5,7 +5,6 @@ A GET shows the question and changes nothing; only the form's POST answers it, a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from html import escape
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from perdure.client.views import ApprovalView, approval_views
 from perdure.errors import AnswerRejected, NoSuchRun, UsageError
 from perdure.kernel.inbound import Accepted, Duplicate
 from perdure.server import shapes
+from perdure.server.bodies import read_body
 from perdure.server.guards import check_site
 from perdure.server.messages import audit, target_run, write_audit
 from perdure.server.pages import SECURITY
@@ -33,8 +33,6 @@ PATH = "answer/"
 STYLE = f"{PATH}style.css"
 FORM = "application/x-www-form-urlencoded"
 LIMIT = 256 * KIB
-# How long a form may take to arrive, in seconds.
-FORM_SECONDS = 60.0
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -145,15 +143,7 @@ async def _form(request: Request) -> dict[str, str]:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != FORM:
         raise Problem(415, "no_form", f"the body is {media[:60] or 'of no type'}; send a form")
-    data = bytearray()
-    try:
-        async with asyncio.timeout(FORM_SECONDS):
-            async for part in request.stream():
-                data += part
-                if len(data) > LIMIT:
-                    raise Problem(413, "body_too_large", f"the form is larger than {LIMIT // KIB} KiB")
-    except TimeoutError:
-        raise Problem(408, "too_slow", f"the form did not arrive within {FORM_SECONDS:.0f} seconds") from None
+    data = await read_body(request, LIMIT)
     try:
         found = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=1000)
     except ValueError as error:

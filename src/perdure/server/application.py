@@ -34,12 +34,13 @@ from perdure.server import (
     tokens,
 )
 from perdure.server.access import Access, Who
+from perdure.server.bodies import read_body
 from perdure.server.guards import SAFE, AskTheHost, Guard, KnownHosts, ThisMachineOnly, check_site
 from perdure.server.mount import depth, inner_path, last_part
 from perdure.server.openapi import openapi
 from perdure.server.pages import SECURITY, page, static
 from perdure.server.problems import MEDIA_TYPE, FieldError, Problem, of_validation, problem_of
-from perdure.server.routing import JSON, MIB, Call, Reply, Route, Table
+from perdure.server.routing import JSON, Call, Reply, Route, Table
 from perdure.server.service import Service, metrics_of
 from perdure.server.streams import EventStream
 from perdure.server.tokens import Tokens
@@ -63,8 +64,7 @@ ROUTES: tuple[Route, ...] = (
     *schedules.ROUTES,
     *development.ROUTES,
 )
-# How long a body may take to arrive, in seconds, and how long a query may be.
-BODY_SECONDS = 60.0
+# How long a query may be.
 QUERY_LIMIT = 32 * 1024
 # The longest Idempotency-Key.
 MAX_KEY = 255
@@ -221,7 +221,7 @@ def _key(request: Request) -> str:
 async def _body(route: Route, request: Request) -> Any:
     if route.method in SAFE or (route.body is None and route.takes == JSON):
         return None
-    data = await _read(request, route.limit)
+    data = await read_body(request, route.limit)
     if route.takes != JSON:
         return data
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -236,36 +236,7 @@ async def _body(route: Route, request: Request) -> Any:
         raise of_validation(error, "the body") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Problem(400, "malformed_json", f"the body is no JSON: {reason}") from None
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The body of a request. Refuses one that is too large, or takes too long to arrive."""
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and len(said) < 20 and int(said) > limit:
-        raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                parts.append(part)
-    except TimeoutError:
-        raise Problem(408, "too_slow", f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
-    return b"".join(parts)
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(
-        413,
-        "body_too_large",
-        f"the body is larger than {limit // MIB} MiB",
-        hint="put large values elsewhere, and send a reference",
-        headers={"Connection": "close"},
-    )
+        raise Problem(400, "malformed_json", f"the body is not JSON: {reason}") from None
 
 
 # --- what goes out ---------------------------------------------------------------------------------------------------
