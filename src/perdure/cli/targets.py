@@ -185,7 +185,7 @@ def _is_flow(file: str) -> bool:
     try:
         data = read_file(file)
     except PermissionError:
-        return True  # who reads it says why it cannot be read
+        return True  # reading it will raise what is wrong with it
     except OSError:  # a pipe, a folder, or a link to nothing
         return False
     return re.search(rb'^\s*\{?\s*"?perdure"?\s*:', data, re.MULTILINE) is not None

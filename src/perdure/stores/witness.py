@@ -228,7 +228,7 @@ class Presence:
             os.close(file)
 
     def show(self) -> None:
-        """Let others look again: who looked when the lock file was new has not found the lease that followed it."""
+        """Have other processes look again: the lease comes after the lock file, and they may have looked in between."""
         now = time.time_ns()  # finer than what the system writes there
         with suppress(OSError):
             os.utime(self._folder, ns=(now, now))

@@ -107,7 +107,7 @@ def capsule_of(
 
 def encode_capsule(capsule: Capsule) -> bytes:
     """The capsule as the bytes of a file."""
-    # In parts: the one who encodes a large one in a thread lets others have their turn.
+    # In parts: a thread that encodes a large capsule lets other threads have their turn.
     head, mark, rest = _encode(msgspec.structs.replace(capsule, batches=[])).partition(b'"batches":[]')
     plain = b"".join([head, b'"batches":[', b",".join(map(_encode, capsule.batches)), b"]", rest])
     assert mark
