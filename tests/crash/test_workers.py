@@ -28,6 +28,8 @@ emails = Queue("emails", concurrency=2)
 @step
 async def send(to: str, seconds: float) -> str:
     await asyncio.sleep(seconds)
+    while seconds and Path("held").exists():
+        await asyncio.sleep(0.02)
     with Path("sent.txt").open("a") as file:
         file.write(to + "\\n")
     return to
@@ -105,7 +107,10 @@ def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(children: Ch
 
 
 def test_what_a_killed_worker_left_is_taken_up_by_another(children: Children, tmp_path: Path) -> None:
-    asyncio.run(put(tmp_path, ("a", 1.5), ("b", 1.5), ("c", 0.0), queue="emails"))
+    # Both are seen and killed while they run, however long that takes.
+    held = tmp_path / "held"
+    held.touch()
+    asyncio.run(put(tmp_path, ("a", 0.01), ("b", 0.01), ("c", 0.0), queue="emails"))
 
     async def running() -> int:
         async with connect(url(tmp_path)) as client:
@@ -114,6 +119,7 @@ def test_what_a_killed_worker_left_is_taken_up_by_another(children: Children, tm
     with worker(children, tmp_path) as first:
         until(lambda: asyncio.run(running()) == 2)
         first.kill()
+    held.unlink()
     with worker(children, tmp_path):
         assert asyncio.run(results(tmp_path, "a", "b", "c")) == ["a", "b", "c"]
 
@@ -177,6 +183,8 @@ def note(line: str) -> None:
 async def render(frame: int, seconds: float) -> int:
     note(f"begin {frame} {os.getpid()}")
     await asyncio.sleep(seconds)
+    while Path("held").exists():
+        await asyncio.sleep(0.02)
     note(f"end {frame}")
     return frame * 2
 
@@ -203,18 +211,22 @@ def test_a_remote_step_survives_the_death_of_its_worker_and_of_its_parent(
 
     async def start() -> None:
         async with connect(url(tmp_path)) as client:
-            _ = await client.start(call("film", 3, 1.0), id="film", queue="films")
+            _ = await client.start(call("film", 3, 0.01), id="film", queue="films")
 
     async def result() -> Any:
         async with connect(url(tmp_path)) as client:
             return await (await client.start(call("film"), id="film")).result(PATIENCE)
 
     asyncio.run(start())
+    # No frame is ready before the kill, however late that is.
+    held = tmp_path / "held"
+    held.touch()
     with ExitStack() as stack:
         processes = {queue: stack.enter_context(films(children, tmp_path, queue)) for queue in ("gpu", "films")}
         until(lambda: sum(line.startswith("begin") for line in lines(tmp_path)) == 3)
         for queue in victims:
             processes[queue].kill()
+        held.unlink()
         for queue in victims:
             stack.enter_context(films(children, tmp_path, queue))
         assert asyncio.run(result()) == [0, 2, 4]
