@@ -107,6 +107,20 @@ def test_aliases_that_multiply_are_refused_before_they_do() -> None:
     assert {one.code for one in caught.value.problems} == {"F007", "F000"}  # F000: and there may be more
 
 
+def test_a_retry_whose_first_wait_is_longer_than_the_longest_is_told_at_its_place(tmp_path: Path) -> None:
+    text = """
+        perdure: 1
+        name: f
+        steps:
+          - id: a
+            use: value
+            with: 1
+            retry: {initial: 2m, max: 1m}
+    """
+    reason = "the first wait is longer than the longest; raise max, or leave it out"
+    assert problems_of(tmp_path, text) == [f"7:12 error F002 Retry(initial=120.0, max=60.0): {reason}"]
+
+
 def test_all_problems_are_told_at_once_with_what_may_be_meant(tmp_path: Path) -> None:
     found = problems_of(
         tmp_path,
@@ -242,7 +256,10 @@ STEP_PARTS: dict[str, tuple[list[Any], list[Any]]] = {
     "when": (["${{ 1 > 0 }}"], []),
     "needs": ([[], "b"], [{}, [1]]),
     "after": ([["b"]], [1]),
-    "retry": ([3, {"attempts": 3, "initial": "1s", "max": 3, "factor": 2, "jitter": True}], [0, "3", {"tries": 1}]),
+    "retry": (
+        [3, {"attempts": 3, "initial": "1s", "max": 3, "factor": 2, "jitter": True}, {"attempts": 2, "initial": "1h"}],
+        [0, "3", {"tries": 1}],
+    ),
     "timeout": ([30, 0.5, "30s", "5 m"], ["soon", -1, [], True]),
     "on_error": (["fail", "skip", {"value": None}, {"use": "value", "with": 1}], ["ignore", {}, {"with": 1}, 1]),
     "map": ([{"over": [1]}], [{"ovr": [1]}, [], {"over": [1], "limit": 0}, {"over": [1], "tolerate": -1}]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +14,10 @@ from perdure.kernel.policies.retry import ONCE, Retry, backoff, fraction
 
 SECONDS = st.floats(0, 1e6, allow_nan=False)
 POLICIES = st.builds(
-    Retry,
+    lambda waits, **given: Retry(initial=min(waits), max=max(waits), **given),
+    st.tuples(SECONDS, SECONDS),
     attempts=st.integers(1, 10**9),
-    initial=SECONDS,
     factor=st.floats(1, 1e300, allow_nan=False) | st.integers(1, 10**12),
-    max=SECONDS,
     jitter=st.booleans(),
 )
 FAILURES = st.integers(1, 10**9)
@@ -35,8 +36,8 @@ def test_a_wait_is_the_same_on_every_replay(retry: Retry, failures: int, key: st
 
 
 @given(SECONDS, st.floats(1, 100), SECONDS, FAILURES)
-def test_waits_without_jitter_never_shrink(initial: float, factor: float, most: float, failures: int) -> None:
-    retry = Retry(initial=initial, factor=factor, max=most, jitter=False)
+def test_waits_without_jitter_never_shrink(initial: float, factor: float, more: float, failures: int) -> None:
+    retry = Retry(initial=initial, factor=factor, max=initial + more, jitter=False)
     assert backoff(retry, failures, "k") <= backoff(retry, failures + 1, "k")
 
 
@@ -57,6 +58,28 @@ def test_jitter_spreads_different_steps() -> None:
     waits = {backoff(Retry(initial=100, max=100), 1, f"r{i}/work:0") for i in range(100)}
     assert len(waits) > 90
     assert max(waits) - min(waits) > 40
+
+
+@pytest.mark.parametrize("initial", [61, 3600, 86400.0])
+@pytest.mark.parametrize("plan", ["exponential", "linear"])
+def test_a_first_wait_above_the_default_of_the_longest_is_waited(initial: float, plan: Any) -> None:
+    retry = Retry(initial=initial, backoff=plan, jitter=False)
+    assert [backoff(retry, n, "k") for n in (1, 2, 3)] == [initial] * 3
+    assert dataclasses.replace(retry, attempts=9).max == initial
+    assert dataclasses.replace(Retry(), initial=initial).max == initial
+
+
+def test_a_longest_wait_below_the_default_of_the_first_is_waited() -> None:
+    retry = Retry(max=0.25, jitter=False)
+    assert [backoff(retry, n, "k") for n in (1, 2)] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(("initial", "most"), [(3600, 60), (3600.0, 60.0), (1.0, 0.5), (1, 0)])
+def test_a_first_wait_above_the_longest_that_was_given_is_refused(initial: float, most: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"Retry\(initial=.*, max=.*\): the first wait is longer than the longest; raise"
+    ):
+        Retry(initial=initial, max=most)
 
 
 @given(st.text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -147,9 +148,9 @@ POLICIES = st.fixed_dictionaries(
     optional={
         "attempts": st.integers(1, 9),
         "backoff": st.sampled_from(["exponential", "linear", "none"]),
-        "initial": st.floats(0, 100),
+        "initial": st.floats(0, 60),
         "factor": st.floats(1, 10),
-        "max": st.floats(0, 1000),
+        "max": st.floats(60, 1000),
         "jitter": st.booleans(),
         "timeout": st.none() | st.floats(0.001, 1000),
         "at_most_once": st.booleans(),
@@ -169,6 +170,20 @@ def test_the_policy_of_a_rule_is_merged_over_the_steps_own(own: dict[str, Any], 
         plain = getattr(ONCE if key in RETRY else spec(), key)
         assert getattr(after.retry if key in RETRY else after, key) == merged.get(key, plain)
     assert (after.name, after.fn, after.types, after.returns) == (before.name, before.fn, before.types, before.returns)
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from(["initial", "max"]))
+def test_a_wait_that_a_rule_names_holds_over_the_other_limit_of_the_step(first: float, second: float, key: str) -> None:
+    own = dataclasses.replace(spec(), retry=Retry(initial=min(first, second), max=max(first, second)))
+    given = second + 1 if key == "initial" else min(first, second) / 2
+    found = under([("work", {key: given})], of=own).retry
+    assert getattr(found, key) == given
+    assert found.initial <= found.max
+
+
+def test_a_rule_whose_waits_exclude_each_other_is_refused() -> None:
+    with pytest.raises(InvalidRule, match="the first wait is longer than the longest"):
+        rule("work", initial=3600, max=60)
 
 
 def test_a_rule_keeps_what_it_does_not_set_of_the_decorator() -> None:

@@ -351,7 +351,8 @@ class Translation:
         return {
             "attempts": given["max_attempts"],
             "initial": 5 if wait is None else self._number(wait),
-            "backoff": "none",
+            "factor": 1,
+            "jitter": False,
         }
 
     def _number(self, item: Item) -> Item:

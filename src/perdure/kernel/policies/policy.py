@@ -14,7 +14,7 @@ from perdure.errors import InvalidRule
 from perdure.kernel.commands import OnFailure, StepSpec
 from perdure.kernel.policies.durations import ENDLESS, duration
 from perdure.kernel.policies.fallback import FailedStep
-from perdure.kernel.policies.retry import Backoff, Retry
+from perdure.kernel.policies.retry import Backoff, Retry, merge
 
 
 class Policy(TypedDict, total=False):
@@ -146,7 +146,7 @@ def apply(policy: Mapping[str, Any], spec: StepSpec) -> StepSpec:
     if "retry" not in policy:
         keys = {key: value for key, value in policy.items() if key in _RETRY}
         if keys:
-            changes["retry"] = dataclasses.replace(spec.retry, **keys)
+            changes["retry"] = merge(spec.retry, keys)
     if spec.queue and policy:
         sent = dict(spec.sent)
         sent |= {"retry": changes["retry"]} if "retry" in sent and "retry" in changes else policy
