@@ -67,7 +67,8 @@ def test_a_program_can_be_given_by_its_name_alone(shop: Cli) -> None:
     [
         (["--every", "soon"], "not a duration"),
         (["--every", "3 fortnights"], "not a duration"),
-        (["--every", "-5"], "must be more than zero"),
+        (["--every", "-5"], "must not be negative"),
+        (["--every", "0"], "more than zero"),
         (["--cron", "0 0 30 2 *"], "never fires"),
         (["--cron", "0 0 * * *", "--timezone", "Mars/Base"], "not a time zone"),
         (["--every", "60", "--overlap", "skipp"], "did you mean 'skip'"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.kernel.policies.durations import parse_duration
+from perdure.kernel.policies.durations import UNITS, parse_duration
 
 if TYPE_CHECKING:
     from perdure.kernel.policies.queues import Queue
@@ -81,10 +81,21 @@ def engine_options(store: str, queues: Sequence[Queue] = ()) -> dict[str, Any]:
 
 
 def seconds(text: str, option: str) -> float:
-    """A duration, as options give it, in seconds."""
-    length = parse_duration(text, bare=False)
-    if length is None or length < 0:
-        raise Problem(f"{option} {text!r} is not a duration; write 30d, 12h, 90m, 45s or 2w")
+    """A duration, as options give it, in seconds: a number with a unit, or of seconds."""
+    length = parse_duration(text, bare=True)
+    if length is None:
+        units = ", ".join(UNITS)
+        raise Problem(f"{option} {text!r} is not a duration; write seconds, or a number with one of {units}, as in 90m")
+    if length < 0:
+        raise Problem(f"{option} {text!r} must not be negative")
+    return length
+
+
+def age(text: str, option: str) -> float:
+    """As `seconds`, for what is deleted: 30 may have been meant as days, so a number alone is refused."""
+    length = seconds(text, option)
+    if parse_duration(text, bare=False) is None:
+        raise Problem(f"{option} {text!r} would be seconds, and what is removed is gone; write {text}s, or {text}d")
     return length
 
 

@@ -11,12 +11,12 @@ from cyclopts import App, Parameter
 from perdure.cli.clients import with_client
 from perdure.cli.exits import Problem
 from perdure.cli.inputs import invocation, read
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened, tags_of
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened, seconds, tags_of
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle, ScheduleView
 from perdure.kernel.invocation import Invocation
-from perdure.kernel.policies.durations import UNITS, parse_duration
+from perdure.kernel.policies.durations import UNITS
 
 app = App(name="schedules", help="Create, list and change schedules.")
 
@@ -96,18 +96,18 @@ def add(
         handle = await client.schedule(
             id,
             what,
-            every=None if every is None else _duration(every, "--every"),
+            every=None if every is None else timedelta(seconds=seconds(every, "--every")),
             cron=cron,
             timezone=timezone,
             overlap=overlap,  # type: ignore[arg-type] # checked there
             catch_up=catch_up,
-            jitter=None if jitter is None else _duration(jitter, "--jitter"),
+            jitter=None if jitter is None else timedelta(seconds=seconds(jitter, "--jitter")),
             pause=pause,
             queue=queue,
             key=key,
             priority=priority,
             tags=tags_of(tag or []) or None,
-            deadline=None if deadline is None else _duration(deadline, "--deadline"),
+            deadline=None if deadline is None else timedelta(seconds=seconds(deadline, "--deadline")),
             max_concurrency=max_concurrency,
         )
         return await handle.view()
@@ -206,15 +206,6 @@ def _invocation(target: str, input: str | None) -> Invocation[Any]:
     return Invocation(target, None, tuple(value) if isinstance(value, list) else (value,), {})
 
 
-def _duration(text: str, option: str) -> timedelta:
-    seconds = parse_duration(text, bare=True)
-    if seconds is None:
-        raise Problem(f"{option} {text!r} is not a duration; write seconds, or a number with one of {', '.join(UNITS)}")
-    if seconds < 0:
-        raise Problem(f"{option} {text!r} must be more than zero, as in 15m")
-    return timedelta(seconds=seconds)
-
-
 def _moment(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
@@ -231,11 +222,11 @@ def _times(view: ScheduleView) -> str:
 
 def _length(every: timedelta | None) -> str:
     """A duration exactly, as `--every` takes it: `15m`."""
-    seconds = 0.0 if every is None else every.total_seconds()
+    length = 0.0 if every is None else every.total_seconds()
     for unit in ("d", "h", "m"):
-        if seconds % UNITS[unit] == 0:
-            return f"{seconds / UNITS[unit]:.0f}{unit}"
-    return f"{seconds:g}s"
+        if length % UNITS[unit] == 0:
+            return f"{length / UNITS[unit]:.0f}{unit}"
+    return f"{length:g}s"
 
 
 def _counts(view: ScheduleView) -> str:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from perdure.cli.clients import with_client
 from perdure.cli.exits import Exit
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, seconds
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, age, seconds
 from perdure.cli.output import note, table, write_json
 from perdure.client.pruning import NOT_ARCHIVED, PruneReport
 from perdure.stores.open import open_store
@@ -38,10 +38,10 @@ def prune(
     Without --status, only completed runs are removed. Unfinished runs never
     are. Exits with 1 when a run was kept because it could not be archived.
     """
-    age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
+    longest, patience = age(older_than, "--older-than"), seconds(grace, "--grace")
     statuses = [one for given in status or ["completed"] for one in given.split(",")]
     report = with_client(
-        open_store(store), lambda c: c.prune(age, statuses, dry_run, archive=archive, grace=patience, items=items)
+        open_store(store), lambda c: c.prune(longest, statuses, dry_run, archive=archive, grace=patience, items=items)
     )
     if json:
         write_json(report)
