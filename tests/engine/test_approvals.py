@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +31,7 @@ from perdure import (
 )
 from perdure.kernel.events import WaitOpened, WaitResolved
 from perdure.testing.simulation import Simulation
-from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, replay
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, replay
 
 
 @dataclass
@@ -151,6 +153,58 @@ async def test_more_questions_than_fit_a_page_are_all_listed(monkeypatch: pytest
             _ = await engine.start(ask(), id=f"r{n}")
         await world.asked(8)
         assert sorted(a.id for a in await engine.approvals()) == [f"r{n}" for n in range(8)]
+
+
+async def test_an_answer_that_comes_too_late_is_told_what_became_of_the_question(url: str) -> None:
+    @workflow
+    async def inner() -> None:
+        await approval("deep")
+
+    @workflow
+    async def outer() -> None:
+        await approval("first")
+        with suppress(ApprovalRejected):
+            await approval("second")
+        with suppress(SignalTimeout):
+            await approval("third", timeout=60)
+        await inner()
+        await wait_signal("end")
+
+    async def late(name: str, id: str = "it") -> str:
+        verdict = await engine.approve(id, name, 1)
+        assert verdict == NotFound()
+        assert isinstance(verdict, NotFound)
+        assert await engine.reject(id, name) == verdict
+        return verdict.reason
+
+    clock = FakeClock()
+    async with Engine(url, [outer, inner], clock=clock) as engine:
+        await engine.start(outer(), id="it")
+        assert await late("third") == ""
+        await _asks(engine, "first")
+        assert await engine.approve("it", "first", 1, by="ann") == Accepted()
+        await _asks(engine, "second")
+        assert re.fullmatch(r"'first' was answered by ann at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", await late("first"))
+        assert (await late("first:0")).startswith("'first:0' was answered by ann at ")
+        assert await engine.reject("it", "second") == Accepted()
+        await _asks(engine, "third")
+        assert (await late("second")).startswith("'second' was rejected at ")
+        clock.advance(61)
+        await _asks(engine, "deep")
+        assert (await late("third")).startswith("'third' expired at ")
+        assert await engine.approve("it", "deep", 1, by="bob") == Accepted()
+        async with asyncio.timeout(PATIENCE):
+            while (view := await engine.get("it")) is None or view.status is not RunStatus.WAITING:
+                await asyncio.sleep(0)
+        assert (await late("deep")).startswith("'deep' was answered by bob at ")
+        assert await late("fourth") == ""
+
+
+async def _asks(engine: Engine, name: str) -> None:
+    """Wait until the run asks a question."""
+    async with asyncio.timeout(PATIENCE):
+        while [one.name for one in await engine.approvals()] != [name]:
+            await asyncio.sleep(0)
 
 
 # --- saying no -------------------------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ import pytest
 
 from perdure import (
     Accepted,
+    AlreadyFinished,
     AnswerRejected,
     Cancelled,
     Duplicate,
     Engine,
     Finished,
+    NotFound,
     Recovery,
     RunStatus,
     SignalRejected,
@@ -446,6 +448,14 @@ async def test_an_item_that_is_a_workflow_is_reached_by_its_id(any_url: str, chu
             assert await engine.signal(item, "go", number, signal_id="once") == Accepted()
         assert await run.result() == [0, 11, 22, 33, None]
         assert await engine.get("r/within:0/each:0[5]") is None
+        ended = {item: await engine.get(item) for item in items}
+        assert [view is not None and (view.id, view.status.value) for view in ended.values()] == [
+            *((item, "completed") for item in items[:4]),
+            (items[4], "cancelled"),
+        ]
+        assert await engine.signal(items[0], "go", 9, signal_id="other") == Finished(RunStatus.COMPLETED)
+        assert await engine.cancel(items[4]) == AlreadyFinished(RunStatus.CANCELLED)
+        assert await engine.handle(items[1]).result(PATIENCE) == 11
 
 
 async def _waits(engine: Engine, id: str) -> None:
@@ -463,6 +473,9 @@ async def test_an_answer_that_is_given_again_is_known_after_its_chunk_has_ended(
         question = "inner:0[1]/ask:0"
         assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Accepted)
         assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Duplicate)
+        late = await engine.approve("r", question, 5)
+        assert isinstance(late, NotFound)
+        assert " was answered at " in late.reason
         result = await engine.run(graph, id="r", answers={"inner:0[0]/ask:0": 4, "inner:0[2]/ask:0": 6})
         assert result.output == [4, 5, 6]
         assert isinstance(await engine.approve("r", question, 5, approval_id="once"), Duplicate)

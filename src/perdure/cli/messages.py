@@ -77,7 +77,8 @@ def _answer(store: str, id: str, name: str, json: bool, done: str, tell: Callabl
     async def give(client: Client) -> Any:
         verdict = await tell(client)
         if isinstance(verdict, NotFound) and await client.get(id) is not None:
-            raise Problem(f"run {id!r} has no open approval {name!r}; `perdure approvals ls` lists those that are open")
+            why = f": {verdict.reason}" if verdict.reason else "; `perdure approvals ls` lists those that are open"
+            raise Problem(f"run {id!r} has no open approval {name!r}{why}")
         return verdict
 
     return _send(store, id, json, f"{name} {done}", give)

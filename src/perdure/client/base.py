@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from perdure.client.chunks import ChunkReader
 from perdure.client.folded import FoldedJournals
 from perdure.client.locks import Locks
 from perdure.client.signatures import Signatures
@@ -23,15 +22,16 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, NoSuchRun, UsageError
 from perdure.inherited import check_main, check_process
-from perdure.kernel.events import Batch
-from perdure.kernel.ids import check_asked_id
+from perdure.kernel.chunks import CHUNK, chunk_of
+from perdure.kernel.events import Batch, StepStarted, events_in
+from perdure.kernel.ids import check_asked_id, step_key
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.start_options import Reuse, decide
 from perdure.kernel.projection import RunRow, child_row
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.state import fold
 from perdure.kernel.structures import NoStructures, Structures
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.kernel.values.redaction import Redaction
@@ -207,19 +207,27 @@ class StoreClient:
                 path = id[end + 1 :]
                 if (child := state.changed.get(path)) is not None:
                     return child_row(state, child), head
-                if (item := await self._item_of_chunk(state, path)) is not None:
-                    return replace(item[0], id=id), item[1]
+                if (there := await self.chunk_with(root.run_id, path)) is not None:
+                    chunk, path = there
+                    state = fold(chunk, await self.store.journal.read(chunk))
+                    child, of_chunk = state.changed.get(path), await self.store.journal.head(chunk)
+                    if child is not None and of_chunk is not None:
+                        return replace(child_row(state, child), id=id), of_chunk
             end = id.find("/", end + 1)
         return None
 
-    async def _item_of_chunk(self, state: RunState, path: str) -> tuple[RunRow, Head] | None:
-        """An item of a chunk that is under way, or a child inside one, by its path in the run of the map."""
-        for chunk in await ChunkReader(self.store).under_way(state):
-            child = chunk.state.changed.get(path.removeprefix(chunk.scope)) if path.startswith(chunk.scope) else None
-            if child is not None:
-                head = await self.store.journal.head(chunk.state.run_id)
-                return None if head is None else (child_row(chunk.state, child), head)
-        return None
+    async def chunk_with(self, run_id: str, path: str) -> tuple[str, str] | None:
+        """The run of the chunk of a run that has an op, by its path, with its path there; None if there is none."""
+        if "[" not in path:
+            return None
+        events = events_in(await self.store.journal.read(run_id))
+        begun = [event.op for event in events if isinstance(event, StepStarted) and event.queue == CHUNK]
+        chunk, _ = chunk_of(path, begun)
+        found = await self.store.runs.find(step_key(run_id, chunk)) if chunk else None
+        if found is None:
+            return None
+        path = path[chunk.rfind("/") + 1 :]
+        return await self.chunk_with(found[0].run_id, path) or (found[0].run_id, path)
 
     async def require(self, id: str) -> tuple[RunRow, Head]:
         """As `find`; raises NoSuchRun when there is none."""

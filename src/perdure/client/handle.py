@@ -132,6 +132,10 @@ class RunHandle(Generic[R]):
             found, _ = await self._by.base.require(self.id)
             run_id = found.run_id
             program = self._checked_program(found.program)
+            if found.finished_at is not None and not found.continued_as:
+                return await run_result(
+                    self._by.base, found, program, self.id, run_id
+                )  # an item has no row to wait for
         row = await self._wait_for_end(run_id)
         while row.continued_as:
             row = await self._wait_for_end(row.continued_as)

@@ -17,9 +17,10 @@ from perdure.client.gateway import RunGateway, decided
 from perdure.engine.turns import Turns
 from perdure.errors import AnswerRejected, NoSuchRun, NotDecodable, SignalRejected, StepCancelled, UsageError
 from perdure.kernel import inbound
-from perdure.kernel.chunks import CHUNK, MAP, chunk_of, open_chunks
-from perdure.kernel.events import NULL, AnyEvent, RunStatus, StepFailed, StepSkipped, StepStarted, StepSucceeded
-from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, check_trace, generated_id, step_key
+from perdure.kernel.chunks import MAP, open_chunks
+from perdure.kernel.events import NULL, AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
+from perdure.kernel.history.questions import closed
+from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, check_trace, generated_id
 from perdure.kernel.inbound import (
     UNDECIDED,
     Accepted,
@@ -138,14 +139,19 @@ class Messages:
         verdict: Accepted | Duplicate | NotFound | Finished
         verdict = await self.tell(id, lambda state, child: decide(name, state, child))
         found = None if isinstance(verdict, Accepted | Duplicate) else await self._base.find(id)
-        if found is None or found[0].root:
+        if found is None:
             return verdict
-        store, run_id = self._base.store, found[0].run_id
-        if (asked_there := await self._chunk_with(run_id, name)) is not None:
+        run = found[0]
+        if run.root:
+            return await self._explained(verdict, run.root, name, child_path(run))
+        store, run_id = self._base.store, run.run_id
+        if (asked_there := await self._base.chunk_with(run_id, name)) is not None:
             # Also one that has ended: it knows the answers that it got.
             run_of_chunk, path = asked_there
             found_there = await self.tell(run_of_chunk, lambda state, child: decide(path, state, child))
-            return found_there if isinstance(found_there, Accepted | Duplicate) else verdict
+            if isinstance(found_there, Accepted | Duplicate):
+                return found_there
+            return await self._explained(verdict, run_of_chunk, path)
         chunks = await ChunkReader(store).under_way(fold(run_id, await store.journal.read(run_id)))
         asked = [(chunk, op) for chunk in chunks for op in chunk.questions(name)]
         if len(asked) > 1:
@@ -153,21 +159,15 @@ class Messages:
             raise AnswerRejected(name, "", f"it is asked more than once: {paths}; give the path of one of them")
         for chunk, op in asked:
             verdict = await self.tell(chunk.state.run_id, lambda state, child, op=op: decide(op, state, child))  # type: ignore[misc]
-        return verdict
+        return await self._explained(verdict, run_id, name)
 
-    async def _chunk_with(self, run_id: str, path: str) -> tuple[str, str] | None:
-        """The run of the chunk of a run that has an op, by its path, with its path there."""
-        if "[" not in path:
-            return None
-        batches = await self._base.store.journal.read(run_id)
-        events = (event for batch in batches for event in batch.events)
-        begun = [event.op for event in events if isinstance(event, StepStarted) and event.queue == CHUNK]
-        chunk, _ = chunk_of(path, begun)
-        found = await self._base.store.runs.find(step_key(run_id, chunk)) if chunk else None
-        if found is None:
-            return None
-        path = path[chunk.rfind("/") + 1 :]
-        return await self._chunk_with(found[0].run_id, path) or (found[0].run_id, path)
+    async def _explained(
+        self, verdict: Accepted | Duplicate | NotFound | Finished, run_id: str, name: str, child: str = ""
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """The verdict; of a question that is no longer open, with what became of it."""
+        if not isinstance(verdict, NotFound):
+            return verdict
+        return NotFound(closed(await self._base.store.journal.read(run_id), name, child))
 
     async def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
         """Cancel a run: its body gets a CancelledError and may clean up. Either the cancel or the completion wins.

@@ -50,8 +50,21 @@ class Duplicate(msgspec.Struct, frozen=True):
     """The same message was received before, under the same id."""
 
 
-class NotFound(msgspec.Struct, frozen=True):
-    """There is no such run, or no such open approval."""
+class NotFound(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
+    """There is no such run, or no such open approval. `reason` says what became of it, if that is known.
+
+    All are equal: what a caller compares with is NotFound().
+    """
+
+    reason: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is a NotFound."""
+        return isinstance(other, NotFound)
+
+    def __hash__(self) -> int:
+        """The same for all."""
+        return hash(NotFound)
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Raw, json
 
 from perdure.client.views import ApprovalView
+from perdure.kernel.inbound import NotFound
 from perdure.kernel.values.redaction import Redaction
 from perdure.server import shapes
 from perdure.server.access import Access
@@ -71,15 +72,10 @@ async def reject(call: Call[shapes.RunQuery, shapes.RejectBody]) -> Reply:
 
 
 def _of(verdict: object, path: str) -> Reply:
-    reply = reply_to(verdict)
-    if reply.result.answer == "not_found":
-        raise Problem(
-            409,
-            "not_asked",
-            f"the run asks no question {path[:100]!r} now",
-            hint="it was answered, or has expired; the run says what became of it",
-        )
-    return reply
+    if isinstance(verdict, NotFound):
+        detail = f"the run asks no question {path[:100]!r} now"
+        raise Problem(409, "not_asked", f"{detail}: {verdict.reason}" if verdict.reason else detail)
+    return reply_to(verdict)
 
 
 ROUTES = (

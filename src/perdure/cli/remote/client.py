@@ -119,7 +119,7 @@ class RemoteClient(Client):
             return _verdict(await self._told(id, f"approvals/{part(name)}/{what}", body))
         except UsageError as error:
             if "asks no question" in str(error):
-                return NotFound()
+                return NotFound(str(error).partition(" now: ")[2])
             raise
 
     async def cancel(self, id: str, reason: str | None = None, *, by: str | None = None) -> Cancelled | AlreadyFinished:
