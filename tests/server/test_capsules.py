@@ -8,6 +8,7 @@ import pytest
 from perdure import Engine
 from perdure.server import viewed_capsules
 from tests.server.conftest import client_of
+from tests.server.listener import Listener
 from tests.server.programs import PROGRAMS, long_text, order
 
 FILE = {"Content-Type": "application/octet-stream"}
@@ -32,6 +33,21 @@ async def test_a_capsule_is_looked_at_like_a_run_and_stored_nowhere(engine: Engi
         assert (refused.status_code, refused.json()["code"]) == (409, "only_viewed")
         assert (await there.get("runs")).json()["runs"] == []
         assert (await there.get(f"runs/{run.run_id}")).status_code == 404
+
+
+@pytest.mark.parametrize("what", ["events", "stream"])
+async def test_a_stream_of_an_unfinished_run_in_a_capsule_ends_where_the_capsule_does(
+    engine: Engine, http: httpx.AsyncClient, what: str
+) -> None:
+    run = await engine.run(order(3), until="rest")
+    capsule, server = await http.get(f"runs/{run.run_id}/capsule"), engine.asgi()
+    async with client_of(server) as there:
+        at = (await there.post("capsules/view", content=capsule.content, headers=FILE)).json()["run"]
+    async with Listener(server, f"runs/{at}/{what}") as heard:
+        await heard.until(lambda heard: heard.ended)
+    assert heard.events[-1][1:] == ("end", {"status": "waiting"} | ({"continued_as": None} if what == "events" else {}))
+    entries = [id for id, kind, _ in heard.events if kind == "entry"]
+    assert entries == ([str(one.seq) for one in await engine.journal(run.run_id)] if what == "events" else [])
 
 
 async def test_large_values_of_a_capsule_are_had_by_their_url(engine: Engine, http: httpx.AsyncClient) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
 from perdure.client.gateway import RunGateway, StoreGateway
+from perdure.client.subscriptions import Follower, JournalFollowers
 from perdure.kernel.history.capsule import Capsule, read_capsule
 from perdure.kernel.program import Program
 from perdure.kernel.projection import child_rows, row
@@ -78,8 +81,20 @@ class ViewedCapsules:
         whole = Append(capsule.run_id, 0, capsule.batches, row(state), children=child_rows(state))
         _ = await append_one(store.journal, whole)
         client = Client(store, limits=base.payloads.limits, clock=base.clock, structures=base.structures)
+        client._base.followers = _Complete(store)
         client._assemble(client._base, _Borrowing(client._base, self._client._gateway))
         return await client.open()
+
+
+class _Complete(JournalFollowers):
+    """Followers of journals that do not grow: a stream ends where the capsule does."""
+
+    @contextmanager
+    def follow(self, run_id: str, *, status_only: bool = False) -> Iterator[Follower]:
+        """Follow a journal to its end."""
+        with super().follow(run_id, status_only=status_only) as follower:
+            follower.head = None
+            yield follower
 
 
 class _Borrowing(StoreGateway):
