@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from perdure import Engine, NotDecodable
+from perdure import Engine, NotDecodable, call, connect
+from perdure.client import base
+from perdure.client.signatures import Signatures, SignaturesConfig
 from perdure.kernel.events import StepSucceeded
 from perdure.testing.simulation import every_crash
 from tests.flow.writing import flow_of, problems_of, run
+from tests.patience import PATIENCE
 
 RUN = """
 variables: {home: {env: FLOW_HOME}, where: {env: FLOW_WHERE, default: {dir: [here]}}}
@@ -108,6 +112,17 @@ output: {same: "${{ steps.kept.id == steps.again.id }}", got: "${{ steps.got }}"
     async with Engine("memory://", [flow]) as engine:
         id = await engine.blobs.put(b"\xff")
         assert "holds no JSON" in str((await engine.run(flow(id=id))).error)
+
+
+async def test_formats_of_schemas_are_validated_by_clients_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "Signatures", partial(Signatures, config=SignaturesConfig(wait=PATIENCE)))
+    text = "inputs: {d: {type: string, format: date}}\nsteps: [{id: a, use: value, with: '${{ input.d }}'}]"
+    flow, url = flow_of(tmp_path, text), f"sqlite:///{tmp_path}/runs.db"
+    async with Engine(url, [flow]), connect(url) as client:
+        with pytest.raises(NotDecodable, match='"soon" is not a "date"; worker'):
+            _ = await client.start(call(flow.name, d="soon"))
+        run = await client.start(call(flow.name, d="2026-02-28"))
+        await run.result(PATIENCE)
 
 
 async def test_formats_of_schemas_are_validated(tmp_path: Path) -> None:

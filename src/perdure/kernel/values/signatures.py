@@ -335,7 +335,8 @@ def _values(taken: Taken, given: Any) -> Any:
 
 def _unfit(schema: bytes, value: Any) -> str | None:
     """Why a value does not fit, and where; None if it fits or cannot be validated."""
-    found = misfit(schema, value)
+    # Types have no formats here: those in a signature are of a flow, which checks them.
+    found = misfit(schema, value, formats=True)
     if found is None:
         return None
     path, text = found
@@ -347,10 +348,13 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, dict) and KEY in value
 
 
-def misfit(schema: bytes, value: Any) -> tuple[str, str] | None:
-    """Where a value does not fit a schema, and why; None if it fits or cannot be validated."""
+def misfit(schema: bytes, value: Any, *, formats: bool = False) -> tuple[str, str] | None:
+    """Where a value does not fit a schema, and why; None if it fits or cannot be validated.
+
+    `formats`: also by `format`, of which types in Python have their own idea: many take a time without an offset.
+    """
     try:
-        for error in _validator(schema).iter_errors(value):
+        for error in _validator(schema, formats).iter_errors(value):
             path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
             text = error.message if len(error.message) <= 240 else f"{error.message[:120]} … {error.message[-100:]}"
             return path, text
@@ -365,7 +369,7 @@ def misfit_in(schema: Any, value: Any) -> tuple[str, str] | None:
 
 
 @lru_cache(maxsize=1000)
-def _validator(schema: bytes) -> Any:
+def _validator(schema: bytes, formats: bool) -> Any:
     import jsonschema_rs
 
-    return jsonschema_rs.validator_for(msgspec.json.decode(schema))
+    return jsonschema_rs.validator_for(msgspec.json.decode(schema), validate_formats=formats)
