@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import AlreadyExists, Engine, Queue, QueueView, Rate, RunStatus, UsageError, call, connect, step, workflow
+from perdure.client.queries import pages
+from perdure.ports.runs import RunFilter
 
 gates: list[asyncio.Event] = []
 
@@ -168,3 +170,33 @@ async def test_terminating_a_queued_run_gives_its_place_to_the_next(tmp_path: Pa
 def test_one_queue_in_place_of_a_list_is_told_how_to_be_written() -> None:
     with pytest.raises(UsageError, match=r"takes a list; write queues=\[Queue\("):
         _ = Engine("memory://", [job], queues=Queue("q"))  # type: ignore[arg-type]
+
+
+async def test_remote_steps_of_a_retried_run_keep_the_key_and_priority_of_its_first_start() -> None:
+    fails = [True]
+
+    @step(queue="gpu")
+    async def render(n: int) -> int:
+        if n == 1 and fails.pop():
+            raise ValueError("too hot")
+        return n
+
+    @workflow
+    async def film() -> int:
+        return await render(0) + await render(1)
+
+    async with Engine("memory://", [film], steps=[render]) as engine:
+        run = await engine.start(film(), id="film", queue="films", key="ann", priority=3)
+        assert (await run.outcome()).status is RunStatus.FAILED
+        fails.append(False)
+        again = await engine.retry("film")
+        assert await again.result() == 1
+        fork = await engine.fork("film", at="render:1", new_id="other")
+        fails.append(False)
+        assert await fork.result() == 1
+        rows = [row async for page in pages(engine.store, RunFilter(program="perdure.step.render")) for row in page]
+        assert [(row.queue, row.queue_key, row.priority) for row in rows] == [("gpu", "ann", 3)] * 4
+        for one in (again, fork):
+            view = await engine.get(one.id)
+            assert view is not None
+            assert view.queue is None

@@ -179,7 +179,7 @@ async def test_an_answer_that_comes_too_late_is_told_what_became_of_the_question
 
     clock = FakeClock()
     async with Engine(url, [outer, inner], clock=clock) as engine:
-        await engine.start(outer(), id="it")
+        _ = await engine.start(outer(), id="it")
         assert await late("third") == ""
         await _asks(engine, "first")
         assert await engine.approve("it", "first", 1, by="ann") == Accepted()

@@ -132,7 +132,7 @@ def test_a_fork_gets_its_whole_deadline_again() -> None:
     started = msgspec.structs.replace(STARTED, deadline=150.0, queue="q", queue_key="k", parent="p", not_before=120.0)
     batches = [Batch(0, 100.0, [started])]
     made = forks.beginning(batches, "r0", 1000.0, id="fork")
-    assert (made.deadline, made.queue, made.queue_key, made.parent, made.not_before) == (1050.0, "", "", "", None)
+    assert (made.deadline, made.queue, made.queue_key, made.parent, made.not_before) == (1050.0, "", "k", "", None)
 
 
 def test_a_fork_drops_a_signal_that_arrived_during_the_wait_and_keeps_an_earlier_one() -> None:

@@ -220,7 +220,10 @@ def claimed_names(batches: Sequence[Batch]) -> tuple[str, ...]:
 
 
 def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any) -> RunStarted:
-    """The RunStarted of a fork of `run_id`: not a child, not queued, and with the whole time until its deadline."""
+    """The RunStarted of a fork of `run_id`: not a child, not queued, and with the whole time until its deadline.
+
+    It keeps its key and priority, which its remote steps have in their queues.
+    """
     started, created = started_of(batches), batches[0].at
     return msgspec.structs.replace(
         started,
@@ -231,8 +234,6 @@ def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any)
             "incarnation": 1,
             "parent": "",
             "queue": "",
-            "queue_key": "",
-            "priority": 0,
             "continued_from": "",
             "not_before": None,
             "deadline": None if started.deadline is None else now + (started.deadline - created),
