@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, RunStatus, UsageError, connect, step_context, workflow
+from perdure.client.upgrade import upgrade_check
 from perdure.errors import CannotMigrate
 from perdure.flow import Flow
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
 from perdure.testing.simulation import Simulation
 from tests.flow.writing import flow_of
 
@@ -237,3 +240,75 @@ async def test_a_version_for_one_run_is_not_what_the_name_stands_for(tmp_path: P
     async with Engine(url) as engine:
         with pytest.raises(UsageError, match="there is no component 'mine'"):
             await engine.get_flow("test")
+
+
+ASKED = """
+inputs: {t: {type: string, default: abc}}
+steps:
+  - {id: a, use: value, with: {title: "${{ input.t }}", n: 1}}
+  - {id: ask, use: approval, after: [a], timeout: 3d}
+  - {id: told, use: tell, with: {x: "${{ steps.ask }}"}}
+  - {id: c, use: pay, after: [told], with: {n: "${{ steps.a.n }}"}}
+output: ${{ steps.c }}
+"""
+LATER = {
+    "a part that the step does not have": (ASKED.replace("steps.a.n", "steps.a.cents"), "has no 'cents'"),
+    "a part in a condition": (ASKED.replace("{id: c,", "{id: c, when: '${{ steps.a.m > 1 }}',"), "has no 'm'"),
+    "a value of another type": (ASKED.replace("steps.a.n", "steps.a.title"), "cannot be read as int"),
+    "a default": (ASKED.replace("steps.a.n", "steps.a.m | default(3)"), ""),
+    "a failure that is tolerated": (ASKED.replace("{id: c,", "{id: c, on_error: skip,").replace("a.n", "a.m"), ""),
+    "a step that will not run": (
+        ASKED.replace("{id: c,", "{id: c, when: '${{ steps.ask == 1 }}',").replace("a.n", "a.m"),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), LATER.values(), ids=LATER)
+async def test_what_a_later_step_would_fail_with_keeps_a_run_from_moving(tmp_path: Path, text: str, said: str) -> None:
+    told = list[object]()
+
+    def tell(x: object) -> None:
+        told.append(x)
+
+    def pay(n: int) -> int:
+        return n
+
+    used = {"tell": tell, "pay": pay}
+    old = flow_of(tmp_path, ASKED, components=used)
+    new = flow_of(tmp_path, text, "new.yaml", components=used)
+    async with Engine("memory://", [old]) as engine:
+        assert (await engine.run(old(), id="r")).interrupted
+        (tried,) = await engine.try_runs(new)
+        assert (said in tried.reason) is bool(said or not tried.reason), tried
+        if said:
+            with pytest.raises(CannotMigrate, match=said.replace("(", "[(]")):
+                _ = await engine.migrate_flow("r", new)
+        else:
+            _ = await engine.migrate_flow("r", new)
+        await engine.approve("r", "ask", "yes")
+        assert (await engine.run(old(), id="r")).status is RunStatus.COMPLETED
+        assert told == ["yes"]
+
+
+async def test_a_function_that_takes_another_type_parks_the_run_at_the_deploy(tmp_path: Path) -> None:
+    told, url = list[object](), f"sqlite:///{tmp_path}/flows.db"
+
+    def tell(x: object) -> None:
+        told.append(x)
+
+    def pay(n: int) -> int:
+        return n
+
+    def pay_text(n: str) -> str:
+        return n
+
+    for function, status in ((pay, RunStatus.WAITING), (pay_text, RunStatus.PARKED), (pay, RunStatus.COMPLETED)):
+        flow = flow_of(tmp_path, ASKED, components={"tell": tell, "pay": function})
+        async with Engine(url, [flow]) as engine, connect(url) as client:
+            if function is pay_text:
+                [checked] = [one async for one in upgrade_check(client, Programs([flow]))]
+                assert (checked.fit, checked.kind) == (Fit.BREAKS, "undecodable")
+            answers = {} if status is RunStatus.WAITING else {"ask": "yes"}
+            assert (await engine.run(flow(), id="r", answers=answers)).status is status
+        assert told == (["yes"] if status is RunStatus.COMPLETED else [])

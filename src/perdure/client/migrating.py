@@ -243,6 +243,8 @@ class Migrations:
                         replay.fold(RunClaimed("", 1), whole[-1].at)
                     except NotDecodable as error:
                         raise explained(error, opened, whole, programs) from None
+                for _ in replay.check_ahead(failing=True):
+                    pass
                 if replay.state.kept is not None:
                     check_retry(replay, started.id, "failed", whole[-1].at)
                     _check_kept(replay)

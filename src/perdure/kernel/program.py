@@ -55,8 +55,11 @@ class Execution(Protocol):
         """Release everything held; no further event will come."""
         ...
 
-    def check_ahead(self) -> Iterable[None]:
-        """Raise NotDecodable if what is recorded cannot be read where it will be taken. May pause now and then."""
+    def check_ahead(self, *, failing: bool = False) -> Iterable[None]:
+        """Raise NotDecodable if what is recorded cannot be read where it will be taken. May pause now and then.
+
+        `failing`: raise also what an expression raises that is to be evaluated later.
+        """
         return ()
 
     def retires(self, op: str) -> bool:

@@ -788,15 +788,16 @@ class Replay:
                 error.op = op
                 raise
 
-    def check_ahead(self) -> Iterator[None]:
+    def check_ahead(self, *, failing: bool = False) -> Iterator[None]:
         """Raise NotDecodable if the program will take something later that it cannot read, or that is not there.
 
-        What a retry kept stands in for ops that the program has not asked for: then nothing is said.
+        `failing`: see Execution. What a retry kept stands in for ops that the program has not asked for: then nothing
+        is said.
         """
         if self.state.kept is None or not self.state.kept.entries:
-            yield from self.execution.check_ahead()
+            yield from self.execution.check_ahead(failing=failing)
             for execution in self.children.values():
-                yield from execution.check_ahead()
+                yield from execution.check_ahead(failing=failing)
 
     def check_edits(self) -> None:
         """Raise NotDecodable if a fork gives a step or a child arguments that it cannot be called with."""

@@ -8,7 +8,7 @@ left out: values of nodes that run again, values that an expression makes, value
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from perdure.authoring.dataflow.lists import Reader
 from perdure.authoring.dataflow.lookup import DONE, OPEN, WAITING, Lookup
@@ -18,6 +18,7 @@ from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
     Collect,
+    Computed,
     Const,
     FirstOf,
     Input,
@@ -25,12 +26,16 @@ from perdure.authoring.dataflow.plan import (
     Output,
     Plan,
     Source,
+    outputs_in,
 )
 from perdure.authoring.dataflow.values import Value
-from perdure.errors import NotDecodable, NotSerializable
+from perdure.errors import ExpressionFailed, NotDecodable, NotSerializable
+from perdure.kernel.commands import SECRET
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.items import has_references
 
+# An argument, its value, and where the value comes from.
+_Taken: TypeAlias = tuple[Argument, Value, Source]
 RUNS, MAY_RUN, NEVER = "runs", "may run", "never"
 # After how many values that were read there is a pause.
 PART = 20
@@ -40,7 +45,7 @@ class Ahead:
     """The nodes of one execution that have yet to run.
 
     `left` is, by region, how many of its nodes have not ended; `maps` are the maps under way; `chosen` is, by gate, the
-    nodes that it chose.
+    nodes that it chose. `failing`: an expression that fails is a misfit, too; it may have been written since.
     """
 
     def __init__(
@@ -53,9 +58,12 @@ class Ahead:
         left: Sequence[int],
         maps: Mapping[int, ItemMap | ChunkMap],
         chosen: Mapping[int, frozenset[int]],
+        *,
+        failing: bool = False,
     ) -> None:
         self._plan, self._codec, self._history, self._lookup = plan, codec, history, lookup
         self._turns, self._left, self._maps, self._chosen = turns, left, maps, chosen
+        self._failing = failing
         # What could be read already: many nodes may take one value.
         self._read: set[tuple[object, Any]] = set()
 
@@ -69,7 +77,7 @@ class Ahead:
                 if not count % PART:
                     yield
 
-    def _taken(self, number: int, node: Node) -> Iterator[tuple[Argument, Value, Source]]:
+    def _taken(self, number: int, node: Node) -> Iterator[_Taken]:
         """The values that a node will take and that are known, with the types that it reads them by."""
         status = self._lookup.status[number]
         if number == self._plan.last:
@@ -78,9 +86,12 @@ class Ahead:
             if node.question is not None and self._lookup.given_answer(node) is not None:
                 return
             for one in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
-                for argument, source in self._known(number, node, one, one.source):
-                    if (value := self._find(source)) is not None:
-                        yield argument, value, source
+                if isinstance(one.source, Computed):
+                    yield from self._computed(number, node, one, one.source)
+                    continue
+                for argument, part in self._known(number, node, one, one.source):
+                    if (value := self._find(part)) is not None:
+                        yield argument, value, part
         elif status == OPEN and (under_way := self._maps.get(number)) is not None:
             yield from self._items(node, under_way)
         elif self._runs_again(number):
@@ -94,15 +105,40 @@ class Ahead:
             return self._lookup.find(source)
         except NotSerializable:
             return None  # a bound value: the node fails
+        finally:
+            self._lookup.forget()
 
-    def _items(self, node: Node, under_way: ItemMap | ChunkMap) -> Iterator[tuple[Argument, Value, Source]]:
+    def _computed(self, number: int, node: Node, one: Argument, source: Computed) -> Iterator[_Taken]:
+        """The value of an expression, if all that it is made of is known, and nothing follows if it fails."""
+        tolerated = node.on_error != "fail" or node.otherwise is not None or node.mapped is not None
+        type = one.type
+        if type is Any and node.spec is not None:
+            type = next((known for name, known in node.spec.types if name.lstrip("*=") == one.name), Any)
+        if tolerated or not source.parts or (type is Any and not self._failing):
+            return
+        outputs = [*outputs_in(source)]
+        ended = all(self._lookup.status[made.node] > OPEN and self._is_final(number, made.node) for made in outputs)
+        carried = any(isinstance(part, Carried) for part in source.parts)
+        when = node.when is not None and any(one is other for other in node.when.arguments)
+        if not ended or carried or self._fate(number, condition=not when) != RUNS:
+            return
+        try:
+            value = self._find(source)
+        except ExpressionFailed:
+            if self._failing:
+                raise
+            return
+        if value is not None and SECRET.encode() not in value.data:
+            yield Argument(one.name, source, type=type), value, outputs[0] if outputs else Input("")
+
+    def _items(self, node: Node, under_way: ItemMap | ChunkMap) -> Iterator[_Taken]:
         """The arguments of the items of a map that have not begun."""
         assert node.mapped is not None
         if node.mapped.until is not None or under_way.failure is not None:
             return
         if isinstance(under_way, ChunkMap):
-            left = under_way.left()
-            yield from ((one, left[one.name], one.source) for one in node.arguments if one.name in left)
+            rest = under_way.left()
+            yield from ((one, rest[one.name], one.source) for one in node.arguments if one.name in rest)
             return
         for one in node.arguments:
             if one.name not in node.mapped.over:
@@ -170,10 +206,10 @@ class Ahead:
             yield region
             region = self._plan.regions[region].parent
 
-    def _fate(self, number: int) -> str:
+    def _fate(self, number: int, *, condition: bool = True) -> str:
         """Whether a node will run, unless another one fails: RUNS, MAY_RUN while a gate or a condition is open, NEVER.
 
-        What it requires decides, too.
+        What it requires decides, too. With `condition=False`, its own condition does not.
         """
         nodes, status, chosen = self._plan.nodes, self._lookup.status, self._chosen
         found, seen, work = RUNS, {number}, [number]
@@ -188,7 +224,7 @@ class Ahead:
                 if status[node.instead] == DONE:
                     return NEVER
                 found = MAY_RUN
-            if node.when is not None:
+            if node.when is not None and (condition or one != number):
                 found = MAY_RUN
             for argument in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
                 if not argument.required or not isinstance(argument.source, Output):

@@ -265,7 +265,7 @@ class DataflowExecution(Execution):
     def close(self) -> None:
         """Nothing to do: it holds only memory."""
 
-    def check_ahead(self) -> Iterable[None]:
+    def check_ahead(self, *, failing: bool = False) -> Iterable[None]:
         """Read what the nodes that have yet to run will take of what is recorded."""
         if not self._past.begun or self._stopping or self._finished or self._no_data >= 0:
             return ()
@@ -278,6 +278,7 @@ class DataflowExecution(Execution):
             self._left,
             self._maps,
             self._chosen,
+            failing=failing,
         ).check()
 
     def under_way(self) -> dict[str, Node]:

@@ -125,6 +125,11 @@ class Lookup:
                 return value
         return None
 
+    def forget(self) -> None:
+        """Forget the last search."""
+        self.lost.clear()
+        self._absent = None
+
     def _keep_failed(self, before: int) -> None:
         """A value was found in spite of nodes without one: only those that failed still keep the taker from running."""
         self.lost[before:] = [lost for lost in self.lost[before:] if self.status[lost] >= FAILED]
