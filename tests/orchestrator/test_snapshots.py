@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import apsw
 import pytest
 
 from perdure import Engine, Recovery, Retry, RunStatus, sleep, step, step_context, wait_signal, workflow
-from perdure.kernel.events import Batch, SnapshotTaken
+from perdure.kernel.events import Batch, RunReleased, SnapshotTaken, numbered
 from perdure.kernel.state import fold
 from perdure.orchestrator.snapshots import SnapshotReader
+from perdure.ports.journal import Append, Appended, Journal, append_all
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import STORMY, Simulation
@@ -72,6 +75,17 @@ def events(batches: list[Batch]) -> int:
     return sum(len(batch.events) for batch in batches)
 
 
+def joined(batches: list[Batch]) -> list[Batch]:
+    """The same events, with neighbours of one time in one batch."""
+    found: list[Batch] = []
+    for batch in batches:
+        if found and found[-1].at == batch.at:
+            found[-1] = Batch(found[-1].seq, batch.at, [*found[-1].events, *batch.events])
+        else:
+            found.append(batch)
+    return found
+
+
 async def test_a_long_run_is_loaded_from_its_snapshot_and_goes_on() -> None:
     store = MemoryStore()
     run_id = await a_long_run(store)
@@ -96,6 +110,94 @@ async def test_runs_that_are_long_and_short_are_loaded_together() -> None:
         short = await engine.start(chatty(0), id="short")
         found = await SnapshotReader(store, 20).read_many([run_id, short.run_id, "nobody"])
     assert set(found) == {run_id, short.run_id}
+
+
+@step
+async def plain(number: int) -> int:
+    return number
+
+
+@workflow
+async def steady(rounds: int) -> int:
+    for number in range(rounds):
+        await plain(number)
+    answer: int = await wait_signal("go", type=int)
+    return answer
+
+
+class CountingJournal:
+    """A journal that counts the events that are read from it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.read_events = 0
+        # Called once, after the first read.
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        found = await self._journal.read(run_id, start, limit)
+        self.read_events += events(found)
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            await meanwhile()
+        return found
+
+
+async def a_steady_run(store: Store, rounds: int) -> str:
+    """The run_id of a run without failures: no event of it is obsolete, so it never gets a snapshot."""
+    async with Engine(store, [steady], recovery=OFTEN) as engine:
+        run = await engine.start(steady(rounds), id="steady")
+        async for entry in engine.follow("steady"):
+            if type(entry.event).__name__ == "WaitOpened":
+                break
+        return run.run_id
+
+
+@pytest.mark.parametrize("rounds", [25, 36, 60])
+async def test_a_long_journal_without_a_snapshot_is_read_once(rounds: int) -> None:
+    store = MemoryStore()
+    run_id = await a_steady_run(store, rounds)
+    whole = await store.journal.read(run_id)
+    head = events(whole)
+    counting = CountingJournal(store.journal)
+    with patch.object(store, "journal", counting):
+        loaded = await SnapshotReader(store, 20).read(run_id, head)
+    assert [(batch.at, *batch.events) for batch in joined(loaded)] == [(b.at, *b.events) for b in joined(whole)]
+    assert [seq for seq, _, _ in numbered(loaded)] == list(range(head))
+    assert counting.read_events == head
+
+
+async def test_what_is_appended_while_the_rest_is_read_is_read_later() -> None:
+    store = MemoryStore()
+    run_id, journal = await a_steady_run(store, 60), store.journal
+    head = events(await journal.read(run_id))
+
+    async def released() -> None:
+        append = Append(run_id, head, [Batch(head, 1.0, [RunReleased("budget")])])
+        assert await append_all(journal, [append]) == [Appended()]
+
+    counting = CountingJournal(journal)
+    counting.meanwhile = released
+    with patch.object(store, "journal", counting):
+        loaded = await SnapshotReader(store, 20).read(run_id, head)
+    assert [seq for seq, _, _ in numbered(loaded)] == list(range(head))
+
+
+async def test_a_journal_that_was_rewritten_between_two_reads_is_read_again() -> None:
+    store = MemoryStore()
+    run_id, journal = await a_steady_run(store, 60), store.journal
+    whole = await journal.read(run_id)
+    head = events(whole)
+    # Shorter than what the first read left out.
+    shorter = [Batch(0, 1.0, [event for batch in whole for event in batch.events][:9])]
+
+    async def rewritten() -> None:
+        assert await journal.rewrite(run_id, head, shorter) == Appended()
+
+    counting = CountingJournal(journal)
+    counting.meanwhile = rewritten
+    with patch.object(store, "journal", counting):
+        assert await SnapshotReader(store, 20).read(run_id, head) == shorter
 
 
 async def test_without_snapshots_none_is_taken() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from perdure.kernel.events import (
     FROM_OUTSIDE,
+    OF_STEPS,
     AnyEvent,
     Batch,
     RunClaimed,
@@ -35,6 +36,8 @@ def standing(batches: Sequence[Batch]) -> Standing:
     resumed = released = False
     for batch in reversed(batches):
         for event in reversed(batch.events):
+            if type(event) in OF_STEPS:
+                continue
             if isinstance(event, RunFinished):
                 return Standing(finished=True)
             if isinstance(event, RunClaimed):

@@ -651,6 +651,8 @@ def events_with(trait: Trait) -> frozenset[type[Event]]:
 
 
 FROM_OUTSIDE = events_with(Trait.OUTSIDE)
+# What most events of most journals are: who looks for others may pass over them first.
+OF_STEPS = frozenset({StepStarted, StepSucceeded})
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -685,6 +687,16 @@ def numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
             yield seq, batch.at, event
 
 
+def beside_steps(batches: Iterable[Batch]) -> list[tuple[int, AnyEvent]]:
+    """The events of batches with their numbers, without the steps that began and succeeded: few, in most journals."""
+    return [
+        (seq, event)
+        for batch in batches
+        for seq, event in enumerate(batch.events, batch.seq)
+        if type(event) not in OF_STEPS
+    ]
+
+
 def started_in(batches: Iterable[Batch]) -> RunStarted | None:
     """The RunStarted of a journal, with the input that it began with and the version that it is pinned to."""
     started: RunStarted | None = None
@@ -695,6 +707,8 @@ def started_in(batches: Iterable[Batch]) -> RunStarted | None:
                 started = event
             elif started is None:
                 return None
+            elif type(event) in OF_STEPS:
+                continue
             elif isinstance(event, InputReplaced) and not begun:
                 started = event.of(started)
             elif isinstance(event, RunClaimed | RunResumed):

@@ -169,9 +169,11 @@ def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = 
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             # Most events are one of the first two.
-            if type(event) is StepSucceeded:
+            kind = type(event)
+            if kind is StepSucceeded:
                 continue
-            if type(event) is StepStarted:
+            if kind is StepStarted:
+                assert isinstance(event, StepStarted)
                 if event.attempt == 1:
                     last = number
                 if decides or "/" in event.op:

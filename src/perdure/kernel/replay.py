@@ -228,22 +228,22 @@ class Replay:
 
         `decoded`: see `Execution.advance`.
         """
-        kind = type(event)
         wait: OpenOp | None = None
-        if kind is WaitResolved:
-            assert isinstance(event, WaitResolved)
+        if isinstance(event, WaitResolved):
             if event.by == "signal" and (signal := self.state.next_signal(event.op)) is not None:
                 event = replace(event, value=signal.payload)
             wait = self.state.ops.get(event.op)
         self.state.fold(event, at)
         if self._given_up:
             self._check_given_up(event, at)
-        if kind is StepStarted:
-            assert isinstance(event, StepStarted)
+        if isinstance(event, StepStarted):
             if event.attempt == 1:
                 self._match_step(event)
-        elif kind is StepSucceeded or kind is StepFailed or kind is StepSkipped:
-            assert isinstance(event, StepSucceeded | StepFailed | StepSkipped)
+        elif isinstance(event, StepSucceeded):
+            self.open_steps.pop(event.op, None)
+            if not (self.pending and self._match_cancel(event.op)):
+                self._advance(event, at, decoded)
+        elif isinstance(event, StepFailed | StepSkipped):
             self.open_steps.pop(event.op, None)
             if self.pending and self._match_cancel(event.op):
                 pass

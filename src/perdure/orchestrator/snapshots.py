@@ -56,7 +56,10 @@ class SnapshotReader:
                 return [*past, *await journal.read(run_id, taken.seq)]
             except Corrupt as damage:
                 log.warning("%s; run_id %s is loaded from its journal", damage, run_id)
-        return await journal.read(run_id)
+        past = await journal.read(run_id, 0, start) if start and tail else []
+        if past and past[-1].seq + len(past[-1].events) == tail[0].seq:
+            return [*past, *tail]
+        return await journal.read(run_id) if start else tail
 
     async def _past(self, run_id: str, taken: SnapshotTaken) -> list[Batch]:
         data = await self._store.blobs.get(taken.blob)

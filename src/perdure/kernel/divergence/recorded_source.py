@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunForked, RunStarted
+from perdure.kernel.events import AnyEvent, Batch, ChildStarted, RunClaimed, RunForked, RunStarted, beside_steps
 from perdure.kernel.patches import commanded
 
 
 def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
     """The sources that a run was executed with: from which event on, and the id of each."""
+    return _codes(beside_steps(batches))
+
+
+def _codes(events: Iterable[tuple[int, AnyEvent]]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for batch in batches:
-        for number, event in enumerate(batch.events, batch.seq):
-            if isinstance(event, RunClaimed) and event.code:
-                found.append((number, event.code))
-            elif isinstance(event, RunStarted) and event.structure:
-                found.append((number, event.structure))
-            elif isinstance(event, RunForked) and event.code:
-                found.append((0, event.code))  # of all that was kept, which stands before it
+    for number, event in events:
+        if isinstance(event, RunClaimed) and event.code:
+            found.append((number, event.code))
+        elif isinstance(event, RunStarted) and event.structure:
+            found.append((number, event.structure))
+        elif isinstance(event, RunForked) and event.code:
+            found.append((0, event.code))  # of all that was kept, which stands before it
     return found
 
 
@@ -31,11 +34,9 @@ def last_code(batches: Sequence[Batch]) -> str:
 
 def source_ids(batches: Sequence[Batch]) -> list[str]:
     """The ids of the sources and structures that a run and its children were executed with, each once."""
-    found = dict.fromkeys(code for _, code in codes(batches))
-    for batch in batches:
-        for event in batch.events:
-            if type(event) is ChildStarted and event.structure:
-                found[event.structure] = None
+    events = beside_steps(batches)
+    found = dict.fromkeys(code for _, code in _codes(events))
+    found.update((event.structure, None) for _, event in events if type(event) is ChildStarted and event.structure)
     return list(found)
 
 

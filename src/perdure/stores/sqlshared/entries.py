@@ -67,6 +67,8 @@ def _damage(run_id: str, seq: int, reason: str) -> Corrupt:
 
 def cut(batches: list[Batch], start: int, limit: int | None) -> list[Batch]:
     """Trim batches to the events from `start` on, at most `limit`."""
+    if limit is None and (not batches or start <= batches[0].seq):
+        return batches
     result, left = [], limit
     for batch in batches:
         skip = max(0, start - batch.seq)
