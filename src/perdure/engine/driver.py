@@ -762,7 +762,10 @@ class Driver:
                 self.services.on_abandoned(id, reason)
             self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
-        if attempts.calls and (not (self._waits or self._barrier) or self.outbox.empty):
+        outbox = self.outbox
+        if attempts.calls and not (
+            (self._waits or self._barrier) and (outbox.events or outbox.batches or outbox.in_flight)
+        ):
             attempts.launch_planned(self)
 
     def _set_alarm(self, at_least: float = 0.0) -> None:

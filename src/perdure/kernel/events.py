@@ -7,7 +7,7 @@ for them, with its annotations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import Flag, StrEnum, auto
 from typing import Any, get_args
@@ -729,14 +729,10 @@ def moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-_encode = msgspec.json.Encoder().encode
+# Events as one JSON array, as a store keeps them.
+encode_events: Callable[[Sequence[AnyEvent]], bytes] = msgspec.json.Encoder().encode
 # What `decode_events` calls: raises RecursionError where values are nested too deeply.
 DECODE = msgspec.json.Decoder(list[AnyEvent]).decode
-
-
-def encode_events(events: Sequence[AnyEvent]) -> bytes:
-    """Events as one JSON array, as a store keeps them."""
-    return _encode(events)
 
 
 def decode_events(data: bytes) -> list[AnyEvent]:
@@ -774,13 +770,9 @@ def journal_size(batches: Sequence[Batch]) -> int:
     return size
 
 
-# The start of a blob reference in encoded events, `input_blob` included. User values may hold the same bytes.
-MARK = b'blob":"'
-
-
-def mentions_blob(data: bytes) -> bool:
-    """Whether encoded events may refer to a blob: fast, without false negatives."""
-    return MARK in data
+# The start of a blob reference in encoded events, `input_blob` included: without it they refer to none. User values may
+# hold the same bytes.
+BLOB_MARK = b'blob":"'
 
 
 def references(events: Iterable[AnyEvent]) -> list[str]:

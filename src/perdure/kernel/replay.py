@@ -229,17 +229,18 @@ class Replay:
         `decoded`: see `Execution.advance`.
         """
         wait: OpenOp | None = None
-        if isinstance(event, WaitResolved):
+        # `type` and not `isinstance`, which takes four times as long to say no.
+        if type(event) is WaitResolved:
             if event.by == "signal" and (signal := self.state.next_signal(event.op)) is not None:
                 event = replace(event, value=signal.payload)
             wait = self.state.ops.get(event.op)
         self.state.fold(event, at)
         if self._given_up:
             self._check_given_up(event, at)
-        if isinstance(event, StepStarted):
+        if type(event) is StepStarted:
             if event.attempt == 1:
                 self._match_step(event)
-        elif isinstance(event, StepSucceeded):
+        elif type(event) is StepSucceeded:
             self.open_steps.pop(event.op, None)
             if not (self.pending and self._match_cancel(event.op)):
                 self._advance(event, at, decoded)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure.kernel.events import RunStatus, decode_events, mentions_blob, references
+from perdure.kernel.events import BLOB_MARK, RunStatus, decode_events, references
 from perdure.kernel.projection import RunRow
 from perdure.ports.upkeep import Collected, Ended, Load
 
@@ -78,7 +78,7 @@ class MemoryUpkeep:
         found: set[str] = set()
         for batches in self._journal.batches.values():
             for _, _, data in batches:
-                if mentions_blob(data):
+                if BLOB_MARK in data:
                     found.update(references(decode_events(data)))
         return found
 

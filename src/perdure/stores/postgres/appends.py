@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.kernel.events import InputReplaced, encode_events, mentions_blob, references
+from perdure.kernel.events import BLOB_MARK, InputReplaced, encode_events, references
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Append
 from perdure.stores.postgres.rows import arrays, bindings, by_column
@@ -143,7 +143,7 @@ def prepare(append: Append) -> Prepared:
         data = encode_events(batch.events)
         size += len(data)
         events.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
-        if mentions_blob(data):
+        if BLOB_MARK in data:
             uses += [(blob, run_id) for blob in references(batch.events)]
     rows: list[tuple[Any, ...]] = []
     if append.row is not None:

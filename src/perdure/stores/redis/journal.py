@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from perdure.errors import Corrupt, StoreUnavailable
-from perdure.kernel.events import Batch, RunStarted, encode_events, mentions_blob, references
+from perdure.kernel.events import BLOB_MARK, Batch, RunStarted, encode_events, references
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Full, Head, Outcome
@@ -135,7 +135,7 @@ def _prepare(append: Append, texts: Texts) -> tuple[Any, ...]:
         data = encode_events(batch.events)
         size += len(data)
         entries.append(texts.put(entry(run_id, batch.seq, batch.at, data)))
-        if mentions_blob(data):
+        if BLOB_MARK in data:
             blobs += references(batch.events)
     return (
         run_id,

@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, InputReplaced, encode_events, mentions_blob, references
+from perdure.kernel.events import BLOB_MARK, Batch, InputReplaced, encode_events, references
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sqlite.database import Database
@@ -159,7 +159,7 @@ def _prepare(append: Append) -> _Prepared:
     for batch in append.batches:
         data = encode_events(batch.events)
         size += len(data)
-        if mentions_blob(data):
+        if BLOB_MARK in data:
             uses = [*uses, *((blob, run_id) for blob in references(batch.events))]
         rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
     starts = [_prepare(start) for start in append.starts] if append.starts else []
