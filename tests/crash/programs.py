@@ -449,19 +449,19 @@ async def counting(n: int, seconds: float, stop: int) -> list[int]:
 
 
 @step
-async def ask(model: str, seconds: float) -> str:
+async def ask(model: str, still: str) -> str:
     """Only the small model answers."""
     effect()
     if model != "small":
         raise Broken(model)
-    await asyncio.sleep(seconds)
+    await stand_still(0, still)
     return model
 
 
 @step
-async def look_up(seconds: float) -> str:
+async def look_up(still: str) -> str:
     """Answers always."""
-    await asyncio.sleep(seconds)
+    await stand_still(1, still)
     return "archive"
 
 
@@ -478,10 +478,9 @@ def archive(failed: FailedStep) -> Any:
 
 
 @step
-async def unimportant(seconds: float) -> str:
+async def unimportant() -> str:
     """Fails, and the run can do without."""
     effect()
-    await asyncio.sleep(seconds)
     raise Broken("unimportant")
 
 
@@ -492,18 +491,18 @@ async def unimportant(seconds: float) -> str:
         rule("unimportant", on_failure="skip", attempts=2, backoff="none"),
     ]
 )
-async def asking(seconds: float) -> list[Any]:
+async def asking(still: str) -> list[Any]:
     """Two steps that are saved by their fallbacks, and one that is skipped."""
     return [
-        await ask("large", seconds),
-        await ask_under_another_name("large", seconds),
-        await unimportant(seconds),
+        await ask("large", still),
+        await ask_under_another_name("large", still),
+        await unimportant(),
         await add(1, 2),
     ]
 
 
 @step(name="consult")
-async def ask_under_another_name(model: str, seconds: float) -> str:
+async def ask_under_another_name(model: str, still: str) -> str:
     """Nobody answers."""
     effect()
     raise Broken(model)

@@ -38,7 +38,7 @@ def check(folder: Path, ended: dict[str, Any]) -> Journal:
 def test_a_run_with_fallbacks_killed_at_any_commit_comes_to_the_same_end(children: Children, tmp_path: Path) -> None:
     def die_at(point: tuple[int, bool]) -> bool:
         folder = tmp_path / f"{point}"
-        ended, left = through_kills(children, "end", folder, [point], **ending(folder, "asking", 0.0))
+        ended, left = through_kills(children, "end", folder, [point], **ending(folder, "asking", ""))
         under_way = [one for journals in left if "asking" in journals for one in journals["asking"].under_way]
         journal = check(folder, ended)
         for op, times in journal.started.items():
@@ -56,12 +56,15 @@ def fallbacks(folder: Path, op: str, count: int) -> bool:
 
 
 def test_a_fallback_killed_in_the_middle_is_made_again_as_a_fallback(children: Children, tmp_path: Path) -> None:
-    run = ending(tmp_path, "asking", 0.3)
-    # Twice in the first fallback, once in the second.
-    for op, count in (("ask:0", 1), ("ask:0", 2), ("consult:0", 1)):
+    still = tmp_path / "still"
+    run = ending(tmp_path, "asking", str(still))
+    # Twice in the first fallback, once in the second: neither ends before the kill.
+    for place, op, count in ((0, "ask:0", 1), (0, "ask:0", 2), (1, "consult:0", 1)):
+        still.write_text(str(place))
         child = children.start("end", tmp_path, **run)
         until(partial(fallbacks, tmp_path, op, count))
         child.kill()
+    still.unlink()
     journal = check(tmp_path, children.start("end", tmp_path, **run).result())
     effects = read_effects(tmp_path / "effects")
     told = [(e.op, e.attempt) for e in effects if e.what.startswith("fallback")]
