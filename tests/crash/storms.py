@@ -30,8 +30,10 @@ from tests.crash.network import audit
 
 STEPS = 5
 CONCURRENCY = 24
-# Longer than a busy machine lets a process wait for its turn: who stops work in time does so without a kill.
-LEASE = 5.0
+# Longer than a busy machine lets a process wait for its turn: who stops work in time does so without a kill. That a
+# process is dead is known to the machine it was on, whatever is left of its lease.
+LEASE = 30.0
+CHECK_INTERVAL = 0.6
 
 
 def orchestrate(url: str, place: str, name: str, lease: float, leases: str | None) -> str:
@@ -42,7 +44,7 @@ def orchestrate(url: str, place: str, name: str, lease: float, leases: str | Non
     programs.log_effects(os.path.join(place, "effects"))
     drained = os.path.join(place, "drained")
     # Kills come at random: no run is to blame.
-    recovery = Recovery(check_interval=lease / 8, lease=lease, grace=0.1, quarantine=0)
+    recovery = Recovery(check_interval=min(lease / 8, CHECK_INTERVAL), lease=lease, grace=0.1, quarantine=0)
 
     async def work() -> str:
         engine = Engine(url, [programs.five], recovery=recovery, name=name, max_concurrency=CONCURRENCY, leases=leases)
