@@ -2,7 +2,7 @@
 
 import sys
 
-from perdure.cli.main import main
+from perdure.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -203,6 +203,50 @@ def test_a_list_of_runs_loads_nothing_that_goes_on_with_them(cli: Cli) -> None:
     assert [name for name in ended.stderr.split() if name.startswith(heavy)] == []
 
 
+def test_a_check_of_a_flow_loads_nothing_that_runs_it(cli: Cli) -> None:
+    flow = cli.write(
+        "flow.yaml",
+        """\
+        perdure: 1
+        name: small
+        inputs: {n: integer}
+        steps:
+          - {id: a, use: value, with: "${{ input.n }}"}
+          - {id: b, use: value, with: {all: ["${{ steps.a }}", 1]}, retry: 2}
+        """,
+    )
+    code = LOADED.rpartition("print(")[0] + "print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code, "flow", "check", flow], capture_output=True, text=True)
+    # The module of the component `blob` is in the engine, and imports the engine when it is called.
+    unwanted = (
+        "client",
+        "engine.",
+        "orchestrator",
+        "ports",
+        "server",
+        "stores",
+        "telemetry",
+        "testing",
+        "kernel.plan",
+        "kernel.replay",
+        "kernel.divergence.explain",
+        "authoring.flow.http",
+        "authoring.flow.shell",
+        "authoring.flow.importing_",
+    )
+    heavy = (
+        *(f"perdure.{name}" for name in unwanted),
+        "importlib.metadata",
+        "minijinja",
+        "jsonschema",
+        "httpx",
+        "rich",
+    )
+    found = ended.stderr.split()
+    assert "perdure.authoring.flow.compile" in found
+    assert [name for name in found if name.startswith(heavy)] == ["perdure.engine.blob_step"]
+
+
 # --- text -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from perdure.cli.main import main
+from perdure.cli.main import command
 
-sys.exit(main())
+sys.exit(command())

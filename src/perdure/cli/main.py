@@ -5,6 +5,7 @@ Commands are named by their import path and loaded when they are called, so that
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -88,6 +89,14 @@ def _app(called: str | None) -> App:
     for number, (name, (path, about)) in enumerate(COMMANDS.items()):
         app.command(path, name=name, help=None if name == called else about, sort_key=number)
     return app
+
+
+def command() -> int:
+    """`perdure` as a process, which ends with the command."""
+    code = main()
+    # Python collects garbage as it ends. What was imported is none, and need not be visited.
+    gc.freeze()
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

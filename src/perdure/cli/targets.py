@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
 from perdure.cli.options import settings
-from perdure.client.schedules import Schedule
 from perdure.config import Flows
 from perdure.errors import FlowProblem
 from perdure.kernel.policies.queues import Queue
@@ -27,6 +26,7 @@ from perdure.kernel.values.static import attributes_of, file_of
 
 if TYPE_CHECKING:
     from perdure.authoring.flow.flow import Flow
+    from perdure.client.schedules import Schedule
 
 T = TypeVar("T")
 
@@ -93,6 +93,8 @@ def load(place: str) -> Target:
     flows = flow_files(place)
     if flows:
         return _of_flows(place, flows)
+    from perdure.client.schedules import Schedule  # a file of a flow has none
+
     sys.path.insert(0, os.getcwd())
     is_file = place.endswith(".py") or os.sep in place
     module = _import_file(place) if is_file else _import_module(place)

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from perdure.engine.step_context import step_context
 from perdure.errors import Corrupt, UsageError
 
 
@@ -18,6 +17,8 @@ async def blob(put: Any = msgspec.UNSET, get: str = "") -> Any:
     """
     if (put is msgspec.UNSET) == (get == ""):
         raise UsageError("blob takes `put`, a value to keep, or `get`, the id of one")
+    from perdure.engine.step_context import step_context  # a flow is checked without an engine
+
     owner = step_context().owner
     items = None if owner is None else owner.services.runner.items
     assert items is not None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
 from datetime import UTC, datetime
@@ -934,6 +932,9 @@ def _aside(spec: StepSpec) -> StepSpec:
     """In a test, time is virtual: code that waits for the real world does so in its own event loop."""
     if not spec.asynchronous or spec.generator:
         return spec
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
     function = spec.fn
 
     @wraps(function)
