@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from perdure import FailedStep, NotSerializable, PolicyDriver, Retry, StepStatus, UsageError, retry_with, rule, step
+from perdure import (
+    FailedStep,
+    InvalidRule,
+    NotSerializable,
+    PolicyDriver,
+    Retry,
+    StepStatus,
+    UsageError,
+    kind,
+    retry_with,
+    rule,
+    step,
+)
 
 
 class Flaky:
@@ -43,6 +57,25 @@ async def test_the_policy_of_the_driver_goes_over_that_of_the_step() -> None:
 
     ran = await PolicyDriver({"attempts": 2, "initial": 0.0}).run(ask, question="why?")
     assert (ran.output, len(ran.attempts)) == ("why? answer", 2)
+
+
+async def test_rules_for_other_steps_do_not_count_and_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    flaky = Flaky(2)
+
+    @step
+    def ask() -> str:
+        return flaky()
+
+    rules = [rule("asks", attempts=1), rule(kind("cpu"), attempts=1), rule("ask", attempts=3, initial=0.0), rule("aks")]
+    assert (await PolicyDriver(rules=rules).run(ask)).output == "answer"
+    assert (await PolicyDriver({"attempts": 2}, rules=rules).run(ask)).output == "answer"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("policy", [{"attempts": 0}, {"initial": 3600, "max": 60}, {"attemps": 3}])
+def test_a_wrong_policy_is_refused_where_it_is_given(policy: Any) -> None:
+    with pytest.raises(InvalidRule, match=r"PolicyDriver\(...\)"):
+        PolicyDriver(policy)
 
 
 async def test_a_failure_is_told_and_not_raised() -> None:

@@ -15,8 +15,8 @@ from perdure.client.views import AttemptView
 from perdure.config import Limits
 from perdure.errors import UsageError
 from perdure.kernel.events import Entry, StepStatus
-from perdure.kernel.policies.policy import Policy
-from perdure.kernel.policies.rules import RulesLike, rule, rules_of
+from perdure.kernel.policies.policy import Policy, check_policy
+from perdure.kernel.policies.rules import Rule, RulesLike, default, rules_of
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.kernel.values.failures import rebuild
 
@@ -52,7 +52,7 @@ class PolicyDriver:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         codecs: Iterable[TypeCodec[Any]] = (),
     ) -> None:
-        self._policy = policy
+        self._policy = None if policy is None else check_policy(policy, "PolicyDriver(...)")
         self._rules = rules_of(rules, "PolicyDriver(rules=...)")
         self._limits, self._codecs = limits, tuple(codecs)
 
@@ -68,8 +68,9 @@ class PolicyDriver:
         async def single() -> Any:
             return await here(*args, **kwargs)
 
-        rules = [rule(step.name, self._policy), *self._rules.rules] if self._policy else self._rules.rules
-        async with Engine("memory://", [single], rules=rules, limits=self._limits, codecs=self._codecs) as engine:
+        async with Engine(
+            "memory://", [single], rules=self._rules_for(step.name), limits=self._limits, codecs=self._codecs
+        ) as engine:
             handle = await engine.start(single())
             result = await handle.outcome()
             taken = await engine.steps(handle.run_id, inputs=False)
@@ -84,3 +85,15 @@ class PolicyDriver:
         entries = [entry for entry in journal if getattr(entry.event, "op", "") == view.path]
         output = result.output if view.status is StepStatus.SUCCEEDED else None
         return StepRun(view.status, output, error, view.attempts, entries)
+
+    def _rules_for(self, name: str) -> Sequence[Rule]:
+        """The rules without those for other steps; a rule for this one is for all, since no other is called."""
+        if self._policy:
+            return [Rule(default, self._policy)]
+        found: list[Rule] = []
+        for one in self._rules.rules:
+            if not isinstance(one.matcher, str):
+                found.append(one)
+            elif one.matcher == name:
+                return [*found, Rule(default, one.policy)]
+        return found
