@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Engine, ForkRefused, NoSuchOp, PerdureError, RunStatus, UsageError
 from perdure.errors import Corrupt
-from perdure.graph import Graph, Items, interrupt, node
+from perdure.graph import Graph, Items, interrupt, node, route
 from perdure.kernel.events import StepSucceeded
 from perdure.ports.runs import RunFilter
 
@@ -227,6 +227,31 @@ async def test_a_fork_says_what_it_cannot_replace_in_chunks() -> None:
         ):
             with pytest.raises(PerdureError, match=message):
                 await engine.fork("r", **given)
+
+
+@IN_CHUNKS
+async def test_a_decision_in_an_item_is_replaced_unless_it_is_in_a_chunk(chunk: int) -> None:
+    @route(targets=["low", "high"])
+    def side(x: int) -> str:
+        return "low"
+
+    low, high = (node(load, name=name, outputs="one") for name in ("low", "high"))
+    twice = node(lambda i: 2 * i, name="twice", inputs={"i": "many"}).map_over("i")
+    many = node(lambda one: [one], name="many")
+    of = Graph([side, low, high, many, twice], name="of", output="twice")
+    graph = Graph([node(of, name="page", inputs={"x": "xs"}).map_over("x", chunk=chunk)], name="g", output="page")
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(xs=[0, 1, 2, 3, 4]), id="r")
+        for values, output in (({"page:0[3]/side:0": "high"}, [6]), ({"page:0[3]/twice:0": [7]}, [7])):
+            if chunk == 2:
+                for edit in (engine.fork, engine.update_state):
+                    with pytest.raises(UsageError, match="a decision in a chunk"):
+                        await edit("r", values=values)
+                continue
+            fork = await engine.fork("r", values=values)
+            assert (await fork.result())[3] == output
+            paths = [one.path for one in await engine.steps(fork.id) if one.status == "succeeded"]
+            assert ("page:0[3]/high:0" in paths) == (output == [6])
 
 
 @pytest.mark.parametrize("how", ["time_travel", "fork"])

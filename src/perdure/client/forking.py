@@ -274,6 +274,11 @@ class Forks:
             if chunk:
                 there = await self._in_chunk(run.run_id, chunk, name)
                 check_replaceable(name, there[name].kind)
+                if there[name].kind in forks.USED:
+                    raise UsageError(
+                        f"{name} is a decision in a chunk of a map, which is made again; give a value to a step that "
+                        "it depends on, or to one that depends on it"
+                    )
                 behind += flow.affected(name, {op: one.began for op, one in there.items()})
                 again |= flow.affected(chunk, began)
                 inside[name] = value
