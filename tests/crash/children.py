@@ -238,7 +238,7 @@ def truncating(db: str, effects: str, at: int = 0, after: bool = False) -> dict[
 def strolling(url: str, effects: str, seed: int, forks: int) -> dict[str, Any]:
     """A walk that the seed leads, and forks of it from places that the seed names. Killed at any time, it goes on."""
     programs.log_effects(effects)
-    recovery = Recovery(lease=2.0, check_interval=0.3, quarantine=0)
+    recovery = Recovery(check_interval=0.3, quarantine=0)
 
     async def main() -> dict[str, Any]:
         async with Engine(url, [programs.stroll], name="keeper", recovery=recovery) as engine:
@@ -398,8 +398,8 @@ def leave_without_room(db: str, effects: str) -> str:
     still.write_text("2")
 
     async def main() -> None:
-        # Its leases cannot be given back: they run out.
-        recovery = Recovery(lease=1.0, grace=0.05, quarantine=0)
+        # Its leases cannot be given back.
+        recovery = Recovery(grace=0.05, quarantine=0)
         async with Engine(f"sqlite:///{db}", ALL, recovery=recovery) as engine:
             _ = await engine.start(programs.ticks(4, 0.0, 0, 0, str(still)), id="ticks")
             while len(await engine.steps("ticks")) < 3:
