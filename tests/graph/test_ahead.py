@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,14 @@ PARKS: dict[str, Nodes] = {
         takes(type, "one"),
     ],
     "behind a gate": lambda type: [draft(type), ask(), tell(), to("last", "other"), takes(type), tell("tell", "other")],
+    "behind a gate, of a node without annotation": lambda type: [
+        draft(),
+        ask(),
+        tell(),
+        to("last", "other"),
+        takes(type),
+        tell("tell", "other"),
+    ],
     "behind a node with a condition": lambda type: [
         draft(type),
         ask(),
@@ -343,3 +352,38 @@ async def test_the_way_that_is_shown_lets_the_run_go_on(tmp_path: Path, way: str
     async with Engine(f"sqlite:///{tmp_path / 'g.db'}", [mended()]) as engine:
         result = await engine.run(mended(), id="r")
     assert result.status is RunStatus.COMPLETED, result
+
+
+@dataclass
+class Paid:
+    """What was paid, as it was stored."""
+
+    cents: int = 0
+
+
+@dataclass
+class Payment:
+    """The same, with another name for the field."""
+
+    amount: int = 0
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_a_field_with_another_name_is_not_read_as_its_default(tmp_path: Path, behind: bool) -> None:
+    def nodes(type: Any) -> list[Any]:
+        gate = [to("last", "other", source="draft"), tell("tell", "other")] if behind else []
+        return [draft(type, made=type(5)), ask(), tell(), *gate, takes(type)]
+
+    checked, result = await deployed(tmp_path, graph(nodes, Paid), graph(nodes, Payment), {})
+    assert (checked.fit, checked.kind, result.status) == (Fit.BREAKS, "renamed", RunStatus.PARKED)
+    assert "`cents` is no longer read, and `amount` takes its default" in checked.title
+    assert not DONE
+    await heals(tmp_path, graph(nodes, Paid))
+
+
+async def test_a_node_may_take_less_than_another_one_made(tmp_path: Path) -> None:
+    def nodes(type: Any) -> list[Any]:
+        return [draft(made={"cents": 5}), ask(), tell(), takes(type)]
+
+    checked, result = await deployed(tmp_path, graph(nodes, Paid), graph(nodes, Payment), {})
+    assert (checked.fit, result.status) == (Fit.SAFE, RunStatus.COMPLETED)

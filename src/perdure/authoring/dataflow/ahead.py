@@ -253,14 +253,44 @@ class Ahead:
             if not given:
                 return
             origin = taker.path
+        reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin, taker=taker)
         try:
-            Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin, taker=taker).read(value.data)
-        except NotDecodable:
+            reader.read(value.data, exact=self._is_whole(one.type, source))
+        except NotDecodable as error:
             fate = MAY_RUN if self._lookup.status[number] == DONE else self._fate(number)
-            if fate == RUNS or (fate == MAY_RUN and (given or self._has_changed(source))):
+            sure = given or error.lost is not None or self._has_changed(source)
+            if fate == RUNS or (fate == MAY_RUN and (sure or self._is_let_through(number, source))):
                 raise
             return
         self._read.add(key)
+
+    def _is_whole(self, type: Any, source: Source) -> bool:
+        """Whether a value was stored with the fields of its type and no others: as the result of a step."""
+        node = self._plan.nodes[source.node] if isinstance(source, Output) and not source.path else None
+        return node is not None and node.kind == "step" and node.mapped is None and bool(node.returns == type)
+
+    def _is_let_through(self, number: int, source: Source) -> bool:
+        """Whether no gate and no condition before a node depends on a value: they do not keep it from the node."""
+        if self._lookup.status[number] == DONE:
+            return False  # the rounds of a loop
+        nodes, makers = self._plan.nodes, {output.node for output in outputs_in(source)}
+        work, seen = [number], {number}
+        guards = list[Argument]()
+        while work:
+            node = nodes[work.pop()]
+            guards += node.when.arguments if node.when is not None else ()
+            for gate in node.gates:
+                guards += nodes[gate].arguments
+            before = {output.node for one in (*node.arguments, *guards) for output in outputs_in(one.source)}
+            for other in {*before, *node.gates} - seen:
+                seen.add(other)
+                work.append(other)
+        reached, left = set[int](), {output.node for one in guards for output in outputs_in(one.source)}
+        while left:
+            other = left.pop()
+            reached.add(other)
+            left |= {output.node for one in nodes[other].arguments for output in outputs_in(one.source)} - reached
+        return makers.isdisjoint(reached)
 
     def _has_changed(self, source: Source) -> bool:
         """Whether a recorded value is none that its node makes now. Else a gate may keep it from who cannot read it."""

@@ -71,11 +71,11 @@ class Reader(msgspec.Struct, frozen=True):
         """Read it."""
         return self.read(bytes(data))
 
-    def read(self, data: bytes) -> Any:
-        """The value. Raises NotDecodable if the code cannot read it."""
+    def read(self, data: bytes, *, exact: bool = False) -> Any:
+        """The value. Raises NotDecodable if the code cannot read it; `exact`: see Codec.decode_exact."""
         data = data if self.part is None else b"[%b]" % elements_of(self.part, data)
         try:
-            return self.codec.decode(data, self.type, self.what)
+            return (self.codec.decode_exact if exact else self.codec.decode)(data, self.type, self.what)
         except NotDecodable as error:
             error.op, error.taker = self.op, self.taker
             raise
