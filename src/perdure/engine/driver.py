@@ -452,8 +452,7 @@ class Driver:
                     assert isinstance(command, RunStep)
                     self._fold(begun, begun)
                     self.attempts.plan_call(Call(command, 1))
-                    planned = None
-                    continue
+                    break  # nothing else is pending or held, and no signal waits
             commands = self._within(room) if held or room < len(pending) else list(pending.values())
             if not commands:
                 if deliver(self.state) is None:

@@ -27,8 +27,8 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
     found: list[Batch] = []
     ends = start
     head: object = None
-    for row in rows:
-        batch, head = one_batch(run_id, *row[:-1]), row[-1]
+    for seq, at, recorded, data, head in rows:
+        batch = one_batch(run_id, seq, at, recorded, data)
         if batch.seq > ends or (found and batch.seq != ends):
             raise _damage(run_id, ends, "entries are missing")
         ends = batch.seq + len(batch.events)
@@ -43,7 +43,7 @@ def journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[Batch] | Exception
     found: dict[str, list[Batch] | Exception] = {}
     for run_id, entries in groupby(rows, key=itemgetter(0)):
         try:
-            found[run_id] = batches(run_id, (row[1:] for row in entries), 0, whole=True)
+            found[run_id] = batches(run_id, [row[1:] for row in entries], 0, whole=True)
         except Corrupt as error:
             found[run_id] = error
     return found
