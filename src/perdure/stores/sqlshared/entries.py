@@ -27,8 +27,8 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
     found: list[Batch] = []
     ends = start
     head: object = None
-    for seq, at, recorded, data, head in rows:
-        batch = one_batch(run_id, seq, at, recorded, data)
+    for seq, at, recorded, data, next_seq in rows:
+        batch, head = one_batch(run_id, seq, at, recorded, data), next_seq
         if batch.seq > ends or (found and batch.seq != ends):
             raise _damage(run_id, ends, "entries are missing")
         ends = batch.seq + len(batch.events)
