@@ -17,6 +17,7 @@ from perdure import (
     Duplicate,
     Engine,
     Finished,
+    NoSuchOp,
     NotFound,
     Recovery,
     RunStatus,
@@ -682,3 +683,27 @@ async def test_an_async_node_may_iterate_without_await(any_url: str) -> None:
     async with Engine(any_url, [graph]) as engine:
         assert (await engine.run(graph(n=700), id="r")).output == 699 * 700
         assert not (await engine.prune(3600, grace=0)).blobs
+
+
+@pytest.mark.parametrize("chunk", [1, 500])
+@pytest.mark.parametrize("around", [False, True])
+async def test_the_items_of_a_map_in_an_item_are_listed(chunk: int, around: bool) -> None:
+    async def leaf(y: int) -> int:
+        if y == 13:
+            raise ValueError(y)
+        return y
+
+    inner = Graph([node(leaf, inputs={"y": "ys"}).map_over("y", on_error="none")], name="inner", output="leaf")
+    graph: Any = Graph([node(inner, inputs={"ys": "lists"}).map_over("ys", chunk=chunk)], name="long", output="inner")
+    path = "inner:0[1]/leaf:0"
+    if around:
+        graph, path = Graph([graph], name="around", output="long"), f"long:0/{path}"
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(lists=[[start + n for n in range(5)] for start in (0, 10, 20)]), id="r")
+        found = await engine.items("r", path)
+        assert [(one.path, one.output) for one in found[2:4]] == [(f"{path}[2]", 12), (f"{path}[3]", None)]
+        assert [one.index for one in await engine.items("r", path, status="failed")] == [3]
+        assert [one.index for one in await engine.items("r", path, start=1, limit=2)] == [1, 2]
+        for missing in ("inner:0[7]/leaf:0", "inner:0[1]/other:0"):
+            with pytest.raises(NoSuchOp):
+                await engine.items("r", path.replace("inner:0[1]/leaf:0", missing))

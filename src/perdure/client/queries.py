@@ -51,7 +51,7 @@ from perdure.client.why import (
 )
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, PerdureError, UsageError
 from perdure.kernel.batches import OP, ROW, BatchInput
-from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_range, joined_outcomes
+from perdure.kernel.chunks import MAP, ChunkOutcome, MapShape, chunk_of, chunk_range, joined_outcomes
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -617,16 +617,11 @@ class Queries:
         op = op or ROW
         path = op if not run.root else f"{child_path(run)}/{op}"
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
-        batches = await self._base.store.journal.read(run.root or run.run_id)
-        records, chunks = items_of(batches, path), chunks_of(batches, path)
-        from perdure.kernel.history.ops import ops  # brings replay in, which lists do without
-
-        if not records and not chunks and path not in (known := ops(batches)):
-            raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])
+        run_id, own, records, chunks = await self._map_at(run.root or run.run_id, path)
         found: list[ItemRecord] = []
         for chunk in chunks:
             if len(found) < limit and chunk.last >= start and chunk.may_have(status):
-                inside = await self._of_chunk(run.root or run.run_id, path, chunk)
+                inside = await self._of_chunk(run_id, own, chunk)
                 found += [one for one in inside if one.index >= start and status in (None, one.status)]
         if not chunks:
             found = [one for one in records if one.index >= start and status in (None, one.status)]
@@ -634,7 +629,7 @@ class Queries:
         return [
             ItemView(
                 one.index,
-                one.path,
+                f"{path}[{one.index}]",
                 one.status,
                 plain_result(await load(one.output_blob, one.output)),
                 one.error,
@@ -668,17 +663,34 @@ class Queries:
         counts = (completed, failed, running, waiting, *((0, left) if over else (left, 0)))
         return BatchView(run.id, run.run_id, run.program.removesuffix(BATCH), run.status, total, *counts)
 
+    async def _map_at(self, run_id: str, path: str) -> tuple[str, str, Sequence[ItemRecord], Sequence[ChunkRecord]]:
+        """The run that has a map, the map's path in it, its items and its chunks: a map in a chunk is in its run."""
+        from perdure.kernel.history.ops import ops  # brings replay in, which lists do without
+
+        batches = await self._base.store.journal.read(run_id)
+        records, chunks = items_of(batches, path), chunks_of(batches, path)
+        if records or chunks or path in (known := ops(batches)):
+            return run_id, path, records, chunks
+        around, _ = chunk_of(path, known)
+        within = around.rpartition("[")[0]
+        chunk = next((one for one in chunks_of(batches, within) if one.path == around), None)
+        run = None if chunk is None else await self._run_of(run_id, chunk)
+        if run is None:
+            raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])
+        return await self._map_at(run.run_id, path[around.rfind("/") + 1 :])
+
+    async def _run_of(self, run_id: str, chunk: ChunkRecord) -> RunRow | None:
+        """The run of a chunk; None if it was pruned, or has not begun."""
+        if chunk.outcome is not None:
+            return await self._base.store.runs.get(chunk.outcome.run)
+        found = await self._base.store.runs.find(step_key(run_id, chunk.path))
+        return None if found is None else found[0]
+
     async def _of_chunk(self, run_id: str, path: str, chunk: ChunkRecord) -> Sequence[ItemRecord]:
         """The items of a chunk, from the journal of its run; or, if that was pruned, from the results."""
-        runs, scope = self._base.store.runs, path.rpartition("/")[0]
-        run = await runs.get(chunk.outcome.run) if chunk.outcome is not None else None
-        if run is None and chunk.outcome is None:
-            found = await runs.find(step_key(run_id, chunk.path))
-            run = None if found is None else found[0]
+        run = await self._run_of(run_id, chunk)
         if run is not None:
-            batches = await self._base.store.journal.read(run.run_id)
-            records = items_of(batches, path.removeprefix(f"{scope}/") if scope else path)
-            return [replace(one, path=f"{path}[{one.index}]") for one in records]
+            return items_of(await self._base.store.journal.read(run.run_id), path.rpartition("/")[2])
         if chunk.outcome is None:
             return []
         results = await self._base.items.whole(Raw(reference(chunk.outcome.parts)), UNBOUNDED)
