@@ -445,6 +445,7 @@ async def test_an_item_that_is_a_workflow_is_reached_by_its_id(any_url: str, chu
         assert isinstance(await engine.cancel(items[4]), Cancelled)
         with pytest.raises(SignalRejected):
             await engine.signal(items[0], "go", "text")
+        waiting = asyncio.create_task(engine.handle(items[1]).result(PATIENCE))
         for number, item in enumerate(items[:4]):
             assert await engine.signal(item, "go", number, signal_id="once") == Accepted()
         assert await run.result() == [0, 11, 22, 33, None]
@@ -456,7 +457,7 @@ async def test_an_item_that_is_a_workflow_is_reached_by_its_id(any_url: str, chu
         ]
         assert await engine.signal(items[0], "go", 9, signal_id="other") == Finished(RunStatus.COMPLETED)
         assert await engine.cancel(items[4]) == AlreadyFinished(RunStatus.CANCELLED)
-        assert await engine.handle(items[1]).result(PATIENCE) == 11
+        assert await waiting == await engine.handle(items[1]).result(PATIENCE) == 11
 
 
 async def _waits(engine: Engine, id: str) -> None:

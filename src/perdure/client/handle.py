@@ -132,14 +132,23 @@ class RunHandle(Generic[R]):
             found, _ = await self._by.base.require(self.id)
             run_id = found.run_id
             program = self._checked_program(found.program)
-            if found.finished_at is not None and not found.continued_as:
-                return await run_result(
-                    self._by.base, found, program, self.id, run_id
-                )  # an item has no row to wait for
+            if found.root and await self._by.base.store.runs.get(run_id) is None:
+                return await run_result(self._by.base, await self._end_of_item(found), program, self.id, run_id)
         row = await self._wait_for_end(run_id)
         while row.continued_as:
             row = await self._wait_for_end(row.continued_as)
         return await run_result(self._by.base, row, program, self.id, run_id)
+
+    async def _end_of_item(self, item: RunRow) -> RunRow:
+        """The row of an item of a map that has ended, or is parked, from the journal that the item is in."""
+        base = self._by.base
+        with base.followers.follow(item.root) as follower:
+            while True:
+                row, head = await base.require(self.id)
+                if row.status.finished or row.status is RunStatus.PARKED:
+                    return row
+                if not await follower.beyond(head.next_seq):
+                    raise NoSuchRun(self.id)
 
     async def _wait_for_end(self, run_id: str) -> RunRow:
         try:
