@@ -11,6 +11,7 @@ from perdure.stores.etcd.leases import EtcdLeases
 from perdure.stores.external_leases import WithLeases
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.conformance import LeasesConformance
+from tests.patience import PATIENCE
 
 
 class TestEtcdLeases(LeasesConformance):
@@ -22,10 +23,10 @@ class TestEtcdLeases(LeasesConformance):
 
     @pytest.fixture
     async def store(self, etcd_url: str, memory: Store) -> AsyncIterator[Store]:
-        async with EtcdLeases(etcd_url) as leases:
+        async with EtcdLeases(f"{etcd_url}?timeout={PATIENCE}") as leases:
             yield WithLeases(memory, leases)
 
     @pytest.fixture
     async def second(self, etcd_url: str, memory: Store) -> AsyncIterator[Store]:
-        async with EtcdLeases(etcd_url) as leases:
+        async with EtcdLeases(f"{etcd_url}?timeout={PATIENCE}") as leases:
             yield WithLeases(memory, leases)

@@ -56,7 +56,9 @@ def test_a_newer_database_that_shuts_this_code_out_is_refused() -> None:
 
 def test_a_migration_that_was_changed_afterwards_is_refused() -> None:
     other = migration("0002_second.sql", SECOND.sql + " -- and more")
-    with pytest.raises(SchemaMismatch, match="migration 0002_second is not the one of that number here"):
+    with pytest.raises(
+        SchemaMismatch, match="migration 0002_second is not the one that this version of perdure has under that number"
+    ):
         pending("db", applied(FIRST, other), KNOWN)
 
 

@@ -182,7 +182,9 @@ async def test_a_file_whose_migration_is_another_one_is_refused(path: Path) -> N
     db = apsw.Connection(str(path))
     db.execute("update perdure_migrations set checksum = 'other' where number = 1")
     db.close()
-    with pytest.raises(SchemaMismatch, match="0001_initial is not the one of that number here"):
+    with pytest.raises(
+        SchemaMismatch, match="0001_initial is not the one that this version of perdure has under that number"
+    ):
         await SqliteStore(str(path)).open(migrate=True)
 
 
