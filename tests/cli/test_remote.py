@@ -272,7 +272,7 @@ def test_a_command_that_needs_the_store_itself_says_so(
     (remote.folder / "programs.py").write_text(source.read_text())
     ended = remote(*words, "--store", server[0])
     assert ended.code == Exit.STORE
-    assert "here the store itself is needed" in ended.err
+    assert "this one needs the store itself" in ended.err
 
 
 def test_a_server_that_is_not_there_or_something_else_is_said(remote: Cli) -> None:
