@@ -498,6 +498,18 @@ async def test_a_step_in_a_queue_is_bound_by_name(pay: Any, expected: Any, keywo
     assert made == [("u1", 700, 0, ())]
 
 
+async def test_a_step_in_a_queue_that_takes_another_type_now_does_not_fit(made: Made) -> None:
+    store, w = MemoryStore(), queued(pay_as_it_was(made), by_keywords=False)
+    async with Engine(store, [w], recovery=AT_ONCE) as engine:
+        _ = await engine.start(w(), id="it")
+        await eventually(lambda: len(store.journal.rows) == 2)
+        assert await verdict(store, queued(pay_renamed(made), by_keywords=False)) != (Fit.SAFE, "")
+        fit, reason = await verdict(store, queued(pay_of_another_type(made), by_keywords=False))
+        assert fit is Fit.BREAKS
+        assert "Expected `array`, got `int`" in reason
+        assert await verdict(store, queued(pay_moved(made), by_keywords=True)) == (Fit.SAFE, "")
+
+
 # --- children ---------------------------------------------------------------------------------------------------------
 
 

@@ -784,7 +784,7 @@ class Replay:
                 if not command.spec.queue:
                     check_call(command, self._child_context.codec)
                 elif other_code:
-                    check_remote_call(command)
+                    check_remote_call(command, self._child_context.codec)
             except NotDecodable as error:
                 error.op = op
                 raise

@@ -241,7 +241,7 @@ def _gives_all(command: RunStep) -> bool:
     return given and not any(name.startswith(("*", "=")) for name, _ in types)
 
 
-def check_remote_call(command: RunStep) -> None:
+def check_remote_call(command: RunStep, codec: Codec) -> None:
     """Raise NotDecodable for a remote step that is recorded with arguments which its parameters do not take."""
     names = [] if is_former(command.inputs_hash) else [*_parsed(command.inputs_hash)]
     if ALL in names or any(name.isdecimal() or name.startswith("?") for name in names):
@@ -255,6 +255,7 @@ def check_remote_call(command: RunStep) -> None:
     except TypeError as error:
         what = f"the input of the step {command.spec.name}"
         raise NotDecodable(what, "its arguments", f"{error} (called at {command.source})") from None
+    check_call(command, codec)
 
 
 def rebound(
