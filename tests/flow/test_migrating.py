@@ -251,10 +251,25 @@ steps:
   - {id: c, use: pay, after: [told], with: {n: "${{ steps.a.n }}"}}
 output: ${{ steps.c }}
 """
+EACH = ASKED.replace("{id: c, use: pay,", "{id: c, use: pay, map: {over: OVER, as: one},").replace(
+    "with: {n:", "with: {one: '${{ one }}', n:"
+)
 LATER = {
     "a part that the step does not have": (ASKED.replace("steps.a.n", "steps.a.cents"), "has no 'cents'"),
     "a part in a condition": (ASKED.replace("{id: c,", "{id: c, when: '${{ steps.a.m > 1 }}',"), "has no 'm'"),
     "a value of another type": (ASKED.replace("steps.a.n", "steps.a.title"), "cannot be read as int"),
+    "a value of another type for all items": (
+        EACH.replace("OVER", "[1]").replace("a.n", "a.title"),
+        "cannot be read as int",
+    ),
+    "a list that is none": (
+        EACH.replace("OVER", "'${{ steps.a.items }}'"),
+        "has no 'items'",
+    ),
+    "the key of a lock": (
+        ASKED.replace("{id: c,", "{id: c, lock: {key: 'k-${{ steps.a.k }}', ttl: 1m},"),
+        "has no 'k'",
+    ),
     "a default": (ASKED.replace("steps.a.n", "steps.a.m | default(3)"), ""),
     "a failure that is tolerated": (ASKED.replace("{id: c,", "{id: c, on_error: skip,").replace("a.n", "a.m"), ""),
     "a step that will not run": (
@@ -271,7 +286,7 @@ async def test_what_a_later_step_would_fail_with_keeps_a_run_from_moving(tmp_pat
     def tell(x: object) -> None:
         told.append(x)
 
-    def pay(n: int) -> int:
+    def pay(n: int, one: object = None) -> int:
         return n
 
     used = {"tell": tell, "pay": pay}

@@ -85,7 +85,8 @@ class Ahead:
         if status == WAITING:
             if node.question is not None and self._lookup.given_answer(node) is not None:
                 return
-            for one in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
+            key = () if node.lock is None else (Argument("key", node.lock.key),)
+            for one in (*node.arguments, *(node.when.arguments if node.when is not None else ()), *key):
                 if isinstance(one.source, Computed):
                     yield from self._computed(number, node, one, one.source)
                     continue
@@ -110,10 +111,14 @@ class Ahead:
 
     def _computed(self, number: int, node: Node, one: Argument, source: Computed) -> Iterator[_Taken]:
         """The value of an expression, if all that it is made of is known, and nothing follows if it fails."""
-        tolerated = node.on_error != "fail" or node.otherwise is not None or node.mapped is not None
+        tolerated = node.on_error != "fail" or node.otherwise is not None
+        if node.mapped is not None:
+            tolerated = node.mapped.on_error != "fail"
         type = one.type
         if type is Any and node.spec is not None:
             type = next((known for name, known in node.spec.types if name.lstrip("*=") == one.name), Any)
+            if node.mapped is not None and one.name in node.mapped.over and type is not Any:
+                type = list[type]  # type: ignore[valid-type]
         if tolerated or not source.parts or (type is Any and not self._failing):
             return
         outputs = [*outputs_in(source)]
