@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.authoring.flow.schemas import whole_schema
 from perdure.cli.main import main
 from perdure.flow import FlowInvalid, load_flow
 from tests.flow.writing import flow_of, problems_of
@@ -146,3 +148,30 @@ def test_programs_of_modules_that_are_not_allowed_are_not_run(tmp_path: Path, mo
     finally:
         for name in ("notallowed", "allowedone"):
             sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"pattern": "(a)|" * 20_000}, {"patternProperties": {"(a)|" * 20_000: {}}}, {"items": {"pattern": "(a)|" * 300}}],
+    ids=["pattern", "properties", "inside"],
+)
+def test_a_long_pattern_of_a_schema_is_refused_before_it_is_compiled(tmp_path: Path, schema: dict[str, Any]) -> None:
+    """Compiling one with 20,000 groups takes 100 GB, and ends the process."""
+    file = tmp_path / "flow.json"
+    given = {"type": "string", "default": "a", "schema": schema}
+    steps = [{"id": "a", "use": "value", "with": 1}]
+    file.write_text(json.dumps({"perdure": 1, "name": "n", "inputs": {"a": given}, "steps": steps}))
+    with pytest.raises(FlowInvalid) as caught:
+        load_flow(file, python=())
+    assert [(one.code, "more than 1,000 characters" in one.message) for one in caught.value.problems] == [
+        ("F030", True)
+    ]
+
+
+def test_a_schema_has_the_schemas_that_it_refers_to_and_no_others() -> None:
+    schemas = {"A": {"items": {"$ref": "#/schemas/B/items"}}, "B": {"items": {"type": "string"}}, "C": {"type": "null"}}
+    assert whole_schema({"$ref": "#/schemas/A"}, schemas)["schemas"].keys() == {"A", "B"}
+    assert whole_schema({"type": "string"}, schemas) == {"type": "string"}
+    for reference in ("#/schemas", "#anchor", "#/schemas/%41", "#/schemas/A~1"):
+        assert whole_schema({"not": {"$ref": reference}}, schemas)["schemas"] == schemas
+    assert whole_schema({"$id": "x:y", "$ref": "#/schemas/A"}, schemas)["schemas"] == schemas

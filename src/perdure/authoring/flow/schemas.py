@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -10,14 +11,39 @@ from perdure.errors import UsageError
 
 # How many parts a schema may have: validation may visit each of them for each part of a value.
 MOST_PARTS = 10_000
+# How long a regular expression in a schema may be: one with thousands of groups takes all memory and ends the process.
+MOST_PATTERN = 1000
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# The keywords with which a reference may have a target outside of `#/schemas/NAME`.
+_NAMED = ("$id", "$anchor", "$dynamicAnchor")
 # The keywords that hold definitions, and those that hold schemas by the names of properties.
 _DEFINITIONS = ("$defs", "definitions", "schemas")
+_PLAIN = re.compile(r"#/schemas/([A-Za-z0-9_.-]+)(?:/|$)")
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 
 def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """A schema with the schemas that it may refer to."""
-    return {**schema, "schemas": dict(schemas)} if schemas else dict(schema)
+    needed = _needed(schema, schemas)
+    return {**schema, "schemas": dict(needed)} if needed else dict(schema)
+
+
+def _needed(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of `#/schemas/NAME` that a schema refers to; all of them if it refers to something else."""
+    found: dict[str, Any] = {}
+    work: list[Any] = [schema]
+    while work:
+        for part in _parts(work.pop(), ()):
+            if any(key in part for key in _NAMED):
+                return schemas
+            for reference in [part[key] for key in _REFERENCES if isinstance(part.get(key), str)]:
+                name = _PLAIN.match(reference)
+                if name is None or name[1] not in schemas:
+                    return schemas
+                if name[1] not in found:
+                    found[name[1]] = schemas[name[1]]
+                    work.append(schemas[name[1]])
+    return found
 
 
 def check_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
@@ -61,7 +87,7 @@ def _size(whole: Mapping[str, Any], schema: Mapping[str, Any]) -> int:
 def _inside(schemas: Sequence[Any]) -> tuple[int, list[str]]:
     """The number of parts of schemas, and their references."""
     parts = [part for one in schemas for part in _parts(one)]
-    named = [part.get(key) for part in parts for key in ("$ref", "$dynamicRef", "$recursiveRef")]
+    named = [part.get(key) for part in parts for key in _REFERENCES]
     return len(parts), [one for one in named if isinstance(one, str)]
 
 
@@ -97,8 +123,14 @@ def _validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     """The validator of a schema. Raises UsageError for an invalid schema. Fetches nothing."""
     import jsonschema_rs
 
+    whole = whole_schema(schema, schemas)
+    for part in _parts(whole, ()):
+        by_pattern = part.get("patternProperties")
+        for pattern in (part.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
+            if isinstance(pattern, str) and len(pattern) > MOST_PATTERN:
+                raise UsageError(f"a pattern of this JSON Schema has more than {MOST_PATTERN:,} characters")
     try:
-        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse, validate_formats=True)
+        return jsonschema_rs.validator_for(whole, retriever=_refuse, validate_formats=True)
     except ValueError as error:
         raise UsageError(f"this is no JSON Schema: {str(error).partition(chr(10))[0]}") from None
 
