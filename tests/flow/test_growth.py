@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perdure.authoring.flow.flow import Access, load
+from perdure.authoring.flow.flow import Access, define, load
 
 FEW, MANY = 40, 120
 
@@ -77,3 +77,13 @@ def test_the_work_is_linear_in_the_number_of_steps(tmp_path: Path, shape: Callab
         path.write_text(shape(count))
         done.append(work(path))
     assert done[1] < 3.1 * done[0]
+
+
+def test_ten_thousand_steps_in_a_chain_are_a_flow_and_can_be_stored(tmp_path: Path) -> None:
+    """A definition is bounded without its places, which may be more than all the rest."""
+    path = tmp_path / "flow.yaml"
+    path.write_text(chain(10_000))
+    flow = load(str(path), Access())
+    assert len(flow.plan.nodes) == 10_000
+    again = define(flow.definition, Access())
+    assert (again.version, again.plan.nodes[-1].where) == (flow.version, flow.plan.nodes[-1].where)

@@ -25,7 +25,7 @@ TAKEN = frozenset({"input", "steps", "jobs", "vars", "resources", "env", "run", 
 FINALLY = "finally"
 
 
-class InputDef(msgspec.Struct, frozen=True):
+class InputDef(msgspec.Struct, frozen=True, gc=False):
     """An input: its JSON Schema, and its default; `required` if there is none."""
 
     schema: dict[str, Any]
@@ -35,7 +35,7 @@ class InputDef(msgspec.Struct, frozen=True):
     mark: Mark
 
 
-class VariableDef(msgspec.Struct, frozen=True):
+class VariableDef(msgspec.Struct, frozen=True, gc=False):
     """A variable: a fixed value, which an environment variable may replace, or the name of a secret."""
 
     has_default: bool
@@ -45,7 +45,7 @@ class VariableDef(msgspec.Struct, frozen=True):
     mark: Mark
 
 
-class MapDef(msgspec.Struct, frozen=True):
+class MapDef(msgspec.Struct, frozen=True, gc=False):
     """The list that a step is mapped over, and the name of an item in expressions."""
 
     over: Item
@@ -55,21 +55,21 @@ class MapDef(msgspec.Struct, frozen=True):
     on_error: Literal["fail", "none", "skip"]
 
 
-class RepeatDef(msgspec.Struct, frozen=True):
+class RepeatDef(msgspec.Struct, frozen=True, gc=False):
     """The condition that ends the repetitions of a step, and their limit; None: as the flow says."""
 
     until: Item
     most: int | None
 
 
-class OtherDef(msgspec.Struct, frozen=True):
+class OtherDef(msgspec.Struct, frozen=True, gc=False):
     """The replacement of a step that failed."""
 
     use: Item
     arguments: Item | None
 
 
-class LockDef(msgspec.Struct, frozen=True):
+class LockDef(msgspec.Struct, frozen=True, gc=False):
     """The lock that a step or a job holds while it runs, after waiting for it for at most `wait`."""
 
     key: Item
@@ -77,7 +77,7 @@ class LockDef(msgspec.Struct, frozen=True):
     wait: float | None
 
 
-class WorkspaceDef(msgspec.Struct, frozen=True):
+class WorkspaceDef(msgspec.Struct, frozen=True, gc=False):
     """The root of the workspaces, of which each run has one, and when that is removed."""
 
     root: str
@@ -85,7 +85,7 @@ class WorkspaceDef(msgspec.Struct, frozen=True):
     mark: Mark
 
 
-class StepDef(msgspec.Struct, frozen=True):
+class StepDef(msgspec.Struct, frozen=True, gc=False):
     """A step, as it is written."""
 
     id: str

@@ -112,7 +112,8 @@ class Flow(DataflowProgram):
         self._inputs, self.schemas = definition.inputs, definition.schemas
         # What its runs store: without places, comments and descriptions, and with the flows in it.
         self.definition = _defined(definition, programs, file) if stored is None else stored
-        if len(self.definition) > MOST_BYTES:
+        # Places are at most three numbers for each value: what is bounded is the rest.
+        if len(self.definition) - len(msgspec.json.encode(definition.places)) > MOST_BYTES:
             problems.add(definition.mark, "F008", f"with the flows in it, it is larger than {MOST_BYTES:,} bytes")
             problems.stop()
         self.version = version_of(self.definition)

@@ -51,6 +51,8 @@ class Needs:
     def __init__(self, file: str, compile: Compile) -> None:
         self._file, self._compile = file, compile
         self.forms: list[Form] = []
+        # By owner: how many forms it has.
+        self._counts: dict[str, int] = {}
 
     def of(self, item: Item, owner: str) -> Need:
         """The needs of an item; its gates are named after `owner`."""
@@ -103,8 +105,8 @@ class Needs:
         return _merged([found, Need(forms=[last])])
 
     def _named(self, form: Form, owner: str) -> Form:
-        many = sum(1 for one in self.forms if one.gate.startswith(f"{owner}.if"))
-        form.gate = f"{owner}.if{many + 1 if many else ''}"
+        many = self._counts[owner] = self._counts.get(owner, 0) + 1
+        form.gate = f"{owner}.if{many if many > 1 else ''}"
         self.forms.append(form)
         return form
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from types import MappingProxyType
@@ -311,6 +312,8 @@ class _Json:
 
     def __init__(self, text: str, problems: Problems) -> None:
         self._text, self._problems = text, problems
+        # The places at which lines begin.
+        self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
 
     def read(self) -> Item | None:
         try:
@@ -325,7 +328,8 @@ class _Json:
         return None
 
     def _mark(self, at: int) -> Mark:
-        return Mark(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))
+        line = bisect_right(self._lines, at)
+        return Mark(line, at - self._lines[line - 1] + 1)
 
     def _whole(self, value: str, mark: Mark) -> str:
         """A text. A lone surrogate in it is noted as a problem: no store could keep it."""
