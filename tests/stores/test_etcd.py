@@ -91,7 +91,7 @@ async def test_a_member_that_says_nothing_is_given_up_after_the_timeout(servers:
         silent.pause()
         try:
             host = etcd_url.removeprefix("etcd://")
-            async with EtcdLeases(f"{silent.url},{host}?timeout=2") as leases:
+            async with EtcdLeases(f"{silent.url},{host}?timeout=5") as leases:
                 assert isinstance(await leases.acquire("k", "a", TTL, NOW), Acquired)
             async with EtcdLeases(f"{silent.url}?timeout=0.2") as leases:
                 with pytest.raises(StoreUnavailable, match=r"did not respond within 0\.2 s"):
