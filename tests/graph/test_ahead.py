@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -387,3 +388,12 @@ async def test_a_node_may_take_less_than_another_one_made(tmp_path: Path) -> Non
 
     checked, result = await deployed(tmp_path, graph(nodes, Paid), graph(nodes, Payment), {})
     assert (checked.fit, result.status) == (Fit.SAFE, RunStatus.COMPLETED)
+
+
+@pytest.mark.parametrize(("case", "maker"), [("a workflow", code), ("a graph", takes)])
+async def test_the_line_that_is_shown_is_that_of_the_code_which_takes_the_value(
+    tmp_path: Path, case: str, maker: Callable[..., Any]
+) -> None:
+    checked, _ = await deployed(tmp_path, graph(PARKS[case], str), graph(PARKS[case], int), {})
+    lines, first = inspect.getsourcelines(maker)
+    assert int(checked.source.rpartition(":")[2]) in range(first, first + len(lines))

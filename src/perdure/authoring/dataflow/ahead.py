@@ -161,7 +161,7 @@ class Ahead:
                 yield Argument(one.name, source, type=one.type), source
             elif one.required and self._fate(number) != NEVER:
                 error = self._lookup.not_given(source.name)
-                error.taker = self._history.taker(number, self._op(number, node))
+                error.taker = self._history.taker(number, self._op(number, node), one.name)
                 error.op = error.taker.path
                 raise error
         elif isinstance(source, Output):
@@ -252,7 +252,7 @@ class Ahead:
         if key in self._read:
             return
         op = self._op(number, node)
-        origin, taker = self._history.origin(source, number, op), self._history.taker(number, op)
+        origin, taker = self._history.origin(source, number, op), self._history.taker(number, op, one.name)
         given = isinstance(source, Input | Const)
         if origin is None:
             if not given:

@@ -502,7 +502,7 @@ class DataflowExecution(Execution):
         except (ExpressionFailed, NotSerializable) as error:
             wrong = error  # an error only if the condition holds
         except NotDecodable as error:
-            error.taker = self._history.taker(number, op)
+            error.taker = self._history.taker(number, op, error.reason.partition(" ")[0])
             error.op = error.taker.path
             raise
         try:

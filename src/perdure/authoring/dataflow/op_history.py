@@ -90,12 +90,17 @@ class OpHistory:
         """
         parts: dict[str, list[Reader]] = {}
         whole: list[tuple[str, Reader]] = []
-        taker = self.taker(number, op)
         for one in of:
             value = arguments.get(one.name)
             if value is None or one.type is Any or (origin := self.origin(one.source, number, op)) is None:
                 continue
-            reader = Reader(self._codec, one.type, f"the argument {one.name} of {op}", origin, taker=taker)
+            reader = Reader(
+                self._codec,
+                one.type,
+                f"the argument {one.name} of {op}",
+                origin,
+                taker=self.taker(number, op, one.name),
+            )
             first = next(iter(parts_of(value.data) or ()), None)
             if not value.data:
                 whole.append((value.blob, reader))
@@ -105,10 +110,11 @@ class OpHistory:
                 reader.read(value.data)
         return parts, tuple(whole)
 
-    def taker(self, number: int, op: str) -> OpView:
-        """A node as the one that takes a value."""
+    def taker(self, number: int, op: str, name: str = "") -> OpView:
+        """A node as the one that takes a value, under this name. The line is that of the code that does."""
         node = self._plan.nodes[number]
-        return OpView("gate" if node.kind == "gate" else "node", self._past.whole(op), node.name, source=node.where)
+        kind, where = "gate" if node.kind == "gate" else "node", _taken_at(node, name)
+        return OpView(kind, self._past.whole(op), node.name, source=where)
 
     def check_item(self, node: Node, op: str, arguments: Mapping[str, Value]) -> None:
         """Raise NotDecodable if the code cannot read a new item of a map that began under other code."""
@@ -141,3 +147,20 @@ class OpHistory:
     def _check(self, name: str, type: Any, data: bytes, op: str) -> None:
         if type is not Any and not has_references(data):
             Reader(self._codec, type, f"the argument {name} of {op}", self._past.whole(op)).read(data)
+
+
+def _taken_at(node: Node, name: str) -> str:
+    """The line of a node that takes a value under this name: in a program, that of the code in it."""
+    program = node.program
+    if program is None:
+        return node.where
+    inside: Plan | None = getattr(program, "plan", None)
+    if inside is None:
+        return node.where if program.defined is None else program.defined.source
+    taking = (one for one in inside.nodes if any(_is_input(argument.source, name) for argument in one.arguments))
+    taker = next(taking, None)
+    return node.where if taker is None else _taken_at(taker, name)
+
+
+def _is_input(source: Source, name: str) -> bool:
+    return isinstance(source, Input) and source.name == name
