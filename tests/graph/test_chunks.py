@@ -714,3 +714,28 @@ async def test_the_items_of_a_map_in_an_item_are_listed(chunk: int, around: bool
         for missing in ("inner:0[7]/leaf:0", "inner:0[1]/other:0"):
             with pytest.raises(NoSuchOp):
                 await engine.items("r", path.replace("inner:0[1]/leaf:0", missing))
+
+
+async def test_an_item_of_a_long_map_may_have_a_long_map() -> None:
+    broken = {13}
+
+    async def leaf(y: int) -> int:
+        if y in broken:
+            raise ValueError(y)
+        return y
+
+    async def total(leaf: list[int]) -> int:
+        return sum(leaf)
+
+    inner = Graph(
+        [node(leaf, inputs={"y": "ys"}).map_over("y", chunk=2), node(total)],
+        name="inner",
+        output="total",
+    )
+    long: Any = Graph([node(inner, inputs={"ys": "lists"}).map_over("ys", chunk=1)], name="long")
+    graph: Any = Graph([long], name="around", output="long")
+    async with Engine("memory://", [graph]) as engine:
+        lists = [[start + n for n in range(5)] for start in (0, 10, 20)]
+        assert (await engine.run(graph(lists=lists), id="r")).status is RunStatus.FAILED
+        broken.clear()
+        assert (await (await engine.retry("r")).outcome()).output == {"inner": [10, 60, 110]}

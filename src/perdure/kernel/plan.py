@@ -336,9 +336,12 @@ def _start_chunk(state: RunState, command: RunStep, now: float, result: Plan) ->
         child = state.children[inner].started
         within.insert(0, (inner, child.program, child.version))
         inner = state.child_of(inner)
+    # A map in an item of a chunk is a map of the same program.
+    outer = None if began.remote is None else began.remote.map
+    of = MapCall(began.program, began.version) if outer is None else outer
     started = RunStarted(
         id=step_key(state.run_id, op),
-        program=MAP + began.program.removesuffix(BATCH),
+        program=MAP + of.program.removesuffix(BATCH),
         version="",
         input=NULL if command.blob else Raw(command.inputs),
         input_blob=command.blob,
@@ -355,7 +358,7 @@ def _start_chunk(state: RunState, command: RunStep, now: float, result: Plan) ->
             op,
             run=without_tags(run_context(state, path)),
             patches=command.patches,
-            map=MapCall(began.program, began.version, tuple(within), past, again),
+            map=MapCall(of.program, of.version, (*of.within, *within), past, again),
         ),
     )
     result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
