@@ -160,7 +160,9 @@ def test_a_long_pattern_of_a_schema_is_refused_before_it_is_compiled(tmp_path: P
     file = tmp_path / "flow.json"
     given = {"type": "string", "default": "a", "schema": schema}
     steps = [{"id": "a", "use": "value", "with": 1}]
-    file.write_text(json.dumps({"perdure": 1, "name": "n", "inputs": {"a": given}, "steps": steps}))
+    schedules = [{"every": "1h", "input": {"a": "a"}}]
+    flow = {"perdure": 1, "name": "n", "inputs": {"a": given}, "steps": steps, "schedules": schedules}
+    file.write_text(json.dumps(flow))
     with pytest.raises(FlowInvalid) as caught:
         load_flow(file, python=())
     assert [(one.code, "more than 1,000 characters" in one.message) for one in caught.value.problems] == [

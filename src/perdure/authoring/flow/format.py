@@ -154,15 +154,17 @@ class _Reader:
         has_default, default = "default" in given, given.get("default")
         required = given.pop("required", not has_default) if isinstance(given.get("required", True), bool) else True
         schema = {key: value for key, value in given.items() if key not in ("default", "description", "schema")}
+        before = len(self._problems.found)
         if "schema" in given:
             schema = given["schema"] if isinstance(given["schema"], dict) else {}
             self._check_schema(item.value["schema"])
         elif "type" in item.value and isinstance(item.value["type"].value, str):
             self._one_of(item.value["type"], TYPES)
-        before = len(self._problems.found)
         self._check_schema(item)
         if len(self._problems.found) == before:
             self._check_default(item, schema, schemas)
+        if len(self._problems.found) > before:
+            schema = {}  # no value is checked against a schema that was refused
         return InputDef(schema, bool(required) and not has_default, has_default, default, item.mark)
 
     def _check_default(self, item: Item, schema: dict[str, Any], schemas: Mapping[str, Any]) -> None:

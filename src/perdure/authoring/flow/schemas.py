@@ -24,7 +24,7 @@ _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 def whole_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """A schema with the schemas that it may refer to."""
-    needed = _needed(schema, schemas)
+    needed = _needed(schema, schemas) if schemas else schemas
     return {**schema, "schemas": dict(needed)} if needed else dict(schema)
 
 
@@ -47,8 +47,14 @@ def _needed(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[st
 
 
 def check_schema(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
-    """Raise UsageError for an invalid schema, or for one whose references multiply beyond bounds."""
-    if _size(whole_schema(schema, schemas), schema) > MOST_PARTS:
+    """Raise UsageError for an invalid schema, or for one that takes too much to compile or to follow."""
+    whole = whole_schema(schema, schemas)
+    for part in _parts(whole, ()):
+        by_pattern = part.get("patternProperties")
+        for pattern in (part.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
+            if isinstance(pattern, str) and len(pattern) > MOST_PATTERN:
+                raise UsageError(f"a pattern of this JSON Schema has more than {MOST_PATTERN:,} characters")
+    if _size(whole, schema) > MOST_PARTS:
         raise UsageError(
             f"with what it refers to, this JSON Schema has more than {MOST_PARTS:,} parts; refer to less, or less often"
         )
@@ -123,14 +129,8 @@ def _validator(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     """The validator of a schema. Raises UsageError for an invalid schema. Fetches nothing."""
     import jsonschema_rs
 
-    whole = whole_schema(schema, schemas)
-    for part in _parts(whole, ()):
-        by_pattern = part.get("patternProperties")
-        for pattern in (part.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
-            if isinstance(pattern, str) and len(pattern) > MOST_PATTERN:
-                raise UsageError(f"a pattern of this JSON Schema has more than {MOST_PATTERN:,} characters")
     try:
-        return jsonschema_rs.validator_for(whole, retriever=_refuse, validate_formats=True)
+        return jsonschema_rs.validator_for(whole_schema(schema, schemas), retriever=_refuse, validate_formats=True)
     except ValueError as error:
         raise UsageError(f"this is no JSON Schema: {str(error).partition(chr(10))[0]}") from None
 
