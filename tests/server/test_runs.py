@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -12,6 +13,7 @@ import httpx2 as httpx
 import pytest
 
 from perdure import Engine, Program, RunParked, call, wait_signal, workflow
+from perdure.client.client import Client
 from tests.server.conftest import client_of
 from tests.server.programs import (
     BIG,
@@ -125,6 +127,26 @@ async def test_counts_are_by_status_and_program(engine: Engine, http: httpx.Asyn
         ("completed", "quick", 1),
         ("failed", "fails", 1),
     }
+
+
+async def test_counts_are_of_after_they_were_asked_for_and_made_once_for_many(
+    engine: Engine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.run(quick(1))
+    first = (await http.get("runs/counts")).json()["counts"]
+    await engine.run(quick(2))
+    made: list[None] = []
+    counts = Client.counts
+
+    async def counted(client: Client) -> Any:
+        made.append(None)
+        return await counts(client)
+
+    monkeypatch.setattr(Client, "counts", counted)
+    answers = await asyncio.gather(*(http.get("runs/counts") for _ in range(8)))
+    assert [one["count"] for one in first] == [1]
+    assert [[one["count"] for one in answer.json()["counts"]] for answer in answers] == [[2]] * 8
+    assert len(made) <= 2
 
 
 async def test_a_histogram_has_whole_buckets(engine: Engine, http: httpx.AsyncClient) -> None:

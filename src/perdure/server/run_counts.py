@@ -1,4 +1,4 @@
-"""How many runs there are. One count serves all callers for two seconds."""
+"""How many runs there are. The runs are counted once in two seconds at most, for all who ask meanwhile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perdure.client.views import RunCount
 from perdure.server import shapes
 from perdure.server.access import Access
 
-KEPT_SECONDS = 2.0
+APART_SECONDS = 2.0
 
 
 class RunCounts:
-    """The number of runs by status and program, counted at most once in KEPT_SECONDS."""
+    """The number of runs by status and program, counted at most once in APART_SECONDS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -44,8 +44,12 @@ class RunCounts:
         )
 
     async def _counted(self) -> tuple[float, Sequence[RunCount]]:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         async with self._counting:
-            now, clock = asyncio.get_running_loop().time(), self._client.clock
-            if self._kept is None or now - self._kept[0] >= KEPT_SECONDS:
-                self._kept = now, await self._client.counts()
-            return clock.now() - (now - self._kept[0]), self._kept[1]
+            # A page asks because something has changed, and may not ask again: an older count is no answer to it.
+            if self._kept is None or self._kept[0] < asked:
+                if self._kept is not None:
+                    await asyncio.sleep(self._kept[0] + APART_SECONDS - loop.time())
+                self._kept = loop.time(), await self._client.counts()
+            return self._client.clock.now() - (loop.time() - self._kept[0]), self._kept[1]
