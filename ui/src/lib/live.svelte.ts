@@ -19,7 +19,7 @@ type Listener = (change: Change) => void;
 type Message = { kind: "joined" } | { kind: "changed"; runs: string[]; all: boolean } | { kind: "said"; event: string; data: unknown } | { kind: "connected"; connected: boolean };
 
 const NAME = `perdure ${document.baseURI}`;
-const EVENTS = ["changed", "reset", "dev"];
+const EVENTS = ["hello", "changed", "reset", "dev"];
 
 class Live {
   /** Whether some tab of this browser is connected. */
@@ -116,8 +116,9 @@ class Live {
       source.addEventListener(event, (message: MessageEvent<string>) => {
         const data = message.data ? (JSON.parse(message.data) as { run_ids?: string[]; more?: boolean }) : {};
         if (event === "changed") say({ kind: "changed", runs: data.run_ids ?? [], all: data.more ?? false });
-        else if (event === "reset") say({ kind: "changed", runs: [], all: true });
-        else say({ kind: "said", event, data });
+        else if (event === "dev") say({ kind: "said", event, data });
+        // What has happened before the stream began, or was missed, is in no message: all is read again.
+        else say({ kind: "changed", runs: [], all: true });
       });
     }
     return () => {
@@ -132,13 +133,10 @@ class Live {
       return;
     }
     if (message.kind === "connected") {
-      const again = message.connected && !this.connected && this.#wasConnected;
       this.connected = message.connected;
-      this.#wasConnected ||= message.connected;
-      if (again && !document.hidden && !this.paused) this.#tell({ runs: new Set(), all: true });
       return;
     }
-    this.connected = this.#wasConnected = true;
+    this.connected = true;
     if (document.hidden) return;
     if (message.kind === "said") {
       this.#tell({ runs: new Set(), all: false, said: message });
@@ -147,8 +145,6 @@ class Live {
     if (this.paused) this.missed += message.runs.length || 1;
     else this.#tell({ runs: new Set(message.runs), all: message.all });
   }
-
-  #wasConnected = false;
 
   #tell(change: Change): void {
     for (const listener of [...this.#listeners]) listener(change);
