@@ -6,8 +6,10 @@ import asyncio
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +17,10 @@ from urllib.parse import urljoin
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Response, expect, sync_playwright
 
-from perdure import Engine, Invocation
+from perdure import Engine, Invocation, RunView
+from tests.patience import PATIENCE
 from tests.ui import shop
 from tests.ui.store import at_work, seeded
 
@@ -37,8 +40,16 @@ FLAGS = [
     # A name of this machine that browsers do not know as one: pages from it over plain HTTP are in no secure context.
     f"--host-resolver-rules=MAP {PLAIN_HOST} 127.0.0.1",
 ]
-# How long a page may take to get where a test waits for it, on a busy machine.
-PATIENCE_MS = 60_000
+# Notices vanish by themselves: a page of a test remembers them.
+NOTICES = """
+    window.noticed = [];
+    new MutationObserver((changes) => {
+        for (const one of changes.flatMap((change) => [...change.addedNodes]))
+            if (one.matches?.(".notice")) noticed.push(one.textContent);
+    }).observe(document, { childList: true, subtree: true });
+"""
+# How long a page may take to get where a test waits for it.
+PATIENCE_MS = PATIENCE * 1000
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -54,7 +65,7 @@ class Served:
         self._serving: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
         self._thread = threading.Thread(target=self._run, args=(opened,), daemon=True)
         self._thread.start()
-        self._ready.result(60)
+        self._ready.result(PATIENCE)
 
     def _run(self, opened: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -87,12 +98,12 @@ class Served:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in the loop of the engine."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
     def end(self) -> None:
         """Stop serving."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
 
 
 @dataclass
@@ -132,6 +143,42 @@ class Shop:
     def page_of(self, id: str) -> str:
         """The address of a run's page."""
         return f"{self.url}runs/{self.run_id(id)}"
+
+    def reached(self, id: str, status: str) -> RunView:
+        """A run as soon as it has a status: what a page shows of it may be older, or a part of it."""
+
+        async def reached() -> RunView:
+            while (view := await self.engine.get(id)) is None or view.status != status:
+                await asyncio.sleep(0.01)
+            return view
+
+        return self.do(reached())
+
+
+def until(page: Page, condition: Callable[[], object]) -> None:
+    """Wait for what no locator sees."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        page.wait_for_timeout(10)
+
+
+def noticed(page: Page, text: str) -> None:
+    """Wait until a page has said something in a corner, for a moment."""
+    until(page, lambda: any(text in one for one in page.evaluate("noticed")))
+
+
+def copied(page: Page, button: Locator) -> str:
+    """What a button copies, once it has: browsers write to the clipboard in their own time."""
+
+    def clipboard() -> str:
+        return str(page.evaluate("navigator.clipboard.readText()"))
+
+    page.evaluate("navigator.clipboard.writeText('')")
+    until(page, lambda: not clipboard())
+    button.click()
+    until(page, clipboard)
+    return clipboard()
 
 
 @pytest.fixture(scope="session")
@@ -176,20 +223,25 @@ def still_shop(seed: Path) -> Iterator[Shop]:
         served.end()
 
 
-@pytest.fixture(scope="session")
-def empty_server() -> Iterator[str]:
-    """Where a server of an empty store is."""
+@pytest.fixture
+def after_pages() -> Iterator[ExitStack]:
+    """What is done after the pages of a test are closed: they complain of a server that goes away."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def own_shop(after_pages: ExitStack) -> Shop:
+    """A server of an empty store, for one test."""
 
     async def opened(served: Served) -> None:
-        async with Engine("memory://", shop.PROGRAMS) as engine:
+        async with Engine("memory://", shop.PROGRAMS, name="own") as engine:
             served.engine = engine
             await served.serve(engine.asgi())
 
     served = Served(opened)
-    try:
-        yield served.url
-    finally:
-        served.end()
+    after_pages.callback(served.end)
+    return Shop(served)
 
 
 class BrowserThread:
@@ -288,7 +340,7 @@ def complaints() -> Iterator[Complaints]:
 
 
 @pytest.fixture
-def new_page(browser: BrowserThread, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+def new_page(browser: BrowserThread, complaints: Complaints, after_pages: ExitStack) -> Iterator[Callable[..., Page]]:
     """Makes pages, each in a context of its own: `new_page(width=390, theme="dark", zone="Europe/Berlin")`."""
     made = []
 
@@ -299,6 +351,7 @@ def new_page(browser: BrowserThread, complaints: Complaints) -> Iterator[Callabl
         )
         context.set_default_timeout(PATIENCE_MS)
         made.append(context)
+        context.add_init_script(NOTICES)
         page = context.new_page()
         complaints.watch(page, base)
         return page

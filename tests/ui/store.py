@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from perdure import Engine, call
+from perdure import Engine, RunView, call
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import RunState
@@ -94,8 +94,19 @@ async def at_work(engine: Engine) -> None:
     """Start what is held, and what waits for it, while the dashboard is looked at."""
     for number in (1, 2):
         await _start(engine, shop.guard("north"), f"guard-{number}")
+        # The first has the lock before the second asks for it.
+        while not (await _view(engine, "guard-1")).locks:
+            await asyncio.sleep(0.01)
     for number in range(3):
         await _start(engine, shop.naps(shop.LONG), f"queued-{number}", queue="orders", key=f"k{number % 2}")
+        while (await _view(engine, "queued-0")).status == "queued":
+            await asyncio.sleep(0.01)
+
+
+async def _view(engine: Engine, id: str) -> RunView:
+    view = await engine.get(id)
+    assert view is not None
+    return view
 
 
 async def _start(engine: Engine, invocation: Invocation[Any], id: str, **options: Any) -> None:

@@ -5,32 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from perdure import Engine, RunStatus, connect
+from perdure import Engine, connect
 from perdure.kernel.events import WaitResolved
 from tests.ui import shop
-from tests.ui.conftest import Complaints, Served, Shop
-
-
-@pytest.fixture(scope="module")
-def other_shop() -> Iterator[Shop]:
-    """A server of another store, which has runs only when they are brought to it."""
-
-    async def opened(served: Served) -> None:
-        async with Engine("memory://", shop.PROGRAMS, name="other") as engine:
-            served.engine = engine
-            await served.serve(engine.asgi())
-
-    served = Served(opened)
-    try:
-        yield Shop(served)
-    finally:
-        served.end()
+from tests.ui.conftest import Complaints, Served, Shop, copied, noticed
 
 
 def status(shop_server: Shop, id: str) -> str:
@@ -82,7 +65,7 @@ def test_a_question_is_answered_with_the_keyboard_alone(page: Page, shop_server:
     page.keyboard.press("Control+A")
     page.keyboard.type("15")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Answered ship").first).to_be_visible()
+    noticed(page, "Answered ship")
     expect(page.get_by_role("row", name=re.compile("^ship:0, approval, succeeded"))).to_be_visible()
     expected = {"approve": True, "carrier": "courier", "discount": 15, "note": None}
     assert json.loads(answered(shop_server, "ask-1")) == expected
@@ -103,7 +86,7 @@ def test_what_the_server_finds_wrong_with_an_answer_stands_at_its_field(
     expect(dialog.get_by_role("alert").first).to_be_visible()
     dialog.get_by_label("Discount").fill("12")
     dialog.get_by_role("button", name="Approve").click()
-    expect(page.get_by_text("Answered ship").first).to_be_visible()
+    noticed(page, "Answered ship")
     expect(page.get_by_role("row", name=re.compile("^ship:0, approval, succeeded"))).to_be_visible()
     assert json.loads(answered(shop_server, "ask-2"))["discount"] == 12
 
@@ -117,22 +100,21 @@ def test_the_inbox_has_all_questions_and_rejecting_takes_a_reason(page: Page, sh
     page.get_by_label("Why not").fill("too dear")
     page.get_by_role("button", name="Reject", exact=True).click()
     expect(page.get_by_role("link", name="ask-3")).to_have_count(0)
-    assert status(shop_server, "ask-3") == "failed"
+    assert "too dear" in str(shop_server.reached("ask-3", "failed").error)
 
 
 def test_a_run_is_cancelled_with_the_keyboard_alone(page: Page, shop_server: Shop) -> None:
     shop_server.start(shop.naps(shop.LONG), id="cancel-1")
     page.goto(shop_server.page_of("cancel-1"))
     expect(page.get_by_role("row", name=re.compile("^sleep:0"))).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel", exact=True)).to_be_visible()
     page.keyboard.press("c")
     expect(page.get_by_role("dialog", name="Cancel the run")).to_be_visible()
     tab_to(page, "Reason")
     page.keyboard.type("not needed")
     page.keyboard.press("Enter")
     expect(page.get_by_role("main").get_by_text("cancelled", exact=True).first).to_be_visible()
-    view = shop_server.do(shop_server.engine.get("cancel-1"))
-    assert view is not None
-    assert (view.status, view.reason) == (RunStatus.CANCELLED, "not needed")
+    assert shop_server.reached("cancel-1", "cancelled").reason == "not needed"
 
 
 def test_a_fork_with_another_result_is_made_with_the_keyboard_and_shown_beside_its_origin(
@@ -230,8 +212,9 @@ def test_many_runs_are_cancelled_with_a_report(page: Page, shop_server: Shop) ->
     dialog.get_by_role("button", name=re.compile("^Cancel ")).click()
     expect(dialog.get_by_text(re.compile("Done: 3 done"))).to_be_visible()
     dialog.get_by_role("button", name="Close").last.click()
-    expect(page.get_by_role("row", name="bulk-0").get_by_text("cancelled")).to_be_visible()
-    assert [status(shop_server, f"bulk-{number}") for number in range(3)] == ["cancelled"] * 3
+    for number in range(3):
+        expect(page.get_by_role("row", name=f"bulk-{number}").get_by_text("cancelled")).to_be_visible()
+    assert status(shop_server, "bulk-done") == "completed"
 
 
 @pytest.mark.parametrize(
@@ -248,21 +231,19 @@ def test_every_action_is_had_as_a_command_and_as_a_request(
     page.goto(shop_server.page_of(path))
     page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="CLI").click()
-    assert page.evaluate("navigator.clipboard.readText()").startswith(command)
-    dialog.get_by_role("button", name="curl").click()
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied.startswith("curl -X POST ")
-    assert sent in copied
+    assert copied(page, dialog.get_by_role("button", name="CLI")).startswith(command)
+    request = copied(page, dialog.get_by_role("button", name="curl"))
+    assert request.startswith("curl -X POST ")
+    assert sent in request
 
 
 def test_a_capsule_is_imported_and_the_parked_run_is_resolved(
-    page: Page, shop_server: Shop, other_shop: Shop, tmp_path: Path
+    page: Page, shop_server: Shop, own_shop: Shop, tmp_path: Path
 ) -> None:
     shop_server.start(shop.forever(1), id="moves")
     file = tmp_path / "moves.capsule"
     file.write_bytes(shop_server.do(shop_server.engine.export("moves")))
-    page.goto(f"{other_shop.url}capsule")
+    page.goto(f"{own_shop.url}capsule")
     page.get_by_label("Choose a file").set_input_files(file)
     page.get_by_role("link", name="Import it").click()
     dialog = page.get_by_role("dialog", name="Import the capsule")
@@ -270,21 +251,21 @@ def test_a_capsule_is_imported_and_the_parked_run_is_resolved(
     dialog.get_by_role("button", name="Import it").click()
     parked = page.get_by_role("region", name="Why it is parked")
     expect(parked).to_be_visible()
-    assert status(other_shop, "moves") == "parked"
+    _ = own_shop.reached("moves", "parked")
     parked.get_by_role("button", name="Resolve…").click()
     page.get_by_role("dialog", name="Resolve").get_by_role("button", name="Let it go on").click()
     expect(parked).to_have_count(0)
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
-    assert status(other_shop, "moves") == "waiting"
+    _ = own_shop.reached("moves", "waiting")
 
 
 def test_a_parked_run_is_ended_with_a_reason(
-    page: Page, shop_server: Shop, other_shop: Shop, complaints: Complaints
+    page: Page, shop_server: Shop, own_shop: Shop, complaints: Complaints
 ) -> None:
     shop_server.start(shop.forever(2), id="given-up")
     capsule = shop_server.do(shop_server.engine.export("given-up"))
-    other_shop.do(other_shop.engine.import_run(capsule))
-    page.goto(other_shop.page_of("given-up"))
+    own_shop.do(own_shop.engine.import_run(capsule))
+    page.goto(own_shop.page_of("given-up"))
     page.get_by_role("button", name="Resolve…").click()
     dialog = page.get_by_role("dialog", name="Resolve")
     # What the server refuses is said in the dialog, which stays.
@@ -297,7 +278,7 @@ def test_a_parked_run_is_ended_with_a_reason(
     dialog.get_by_label("Reason, kept in the journal").fill("not needed any more")
     dialog.get_by_role("button", name="End it").click()
     expect(page.get_by_role("main").get_by_text("failed", exact=True).first).to_be_visible()
-    assert status(other_shop, "given-up") == "failed"
+    _ = own_shop.reached("given-up", "failed")
 
 
 def test_many_runs_at_once_are_aborted_before_they_are_done(page: Page, tmp_path: Path) -> None:
@@ -333,16 +314,14 @@ def test_many_runs_at_once_are_aborted_before_they_are_done(page: Page, tmp_path
         served.end()
 
 
-def test_what_is_done_to_many_runs_is_had_as_a_command_with_the_filters_of_the_list(
-    page: Page, shop_server: Shop
-) -> None:
+def test_what_is_done_to_many_runs_is_had_as_a_command_with_the_filters_of_the_list(page: Page, own_shop: Shop) -> None:
     async def many() -> None:
         for number in range(101):
-            _ = await shop_server.engine.run(shop.echo(number), id=f"one-of-many-{number}", tags={"of": "many"})
+            _ = await own_shop.engine.run(shop.echo(number), id=f"one-of-many-{number}", tags={"of": "many"})
 
-    shop_server.do(many())
+    own_shop.do(many())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(f"{shop_server.url}?tag=of%3Amany&q=one-of&status=completed")
+    page.goto(f"{own_shop.url}?tag=of%3Amany&q=one-of&status=completed")
     expect(page.get_by_role("link", name="one-of-many-100")).to_be_visible()
     page.get_by_label("Choose all that are shown").check()
     chosen = page.get_by_role("region", name="Chosen runs")
@@ -350,11 +329,10 @@ def test_what_is_done_to_many_runs_is_had_as_a_command_with_the_filters_of_the_l
     chosen.get_by_role("button", name="signal…").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Signal").fill("go")
-    dialog.get_by_role("button", name="CLI").click()
-    copied = shlex.split(page.evaluate("navigator.clipboard.readText()"))
-    assert copied[:6] == ["perdure", "runs", "signal", "go", "--input", "null"]
+    command = shlex.split(copied(page, dialog.get_by_role("button", name="CLI")))
+    assert command[:6] == ["perdure", "runs", "signal", "go", "--input", "null"]
     asked = ["--id-prefix", "one-of", "--roots", "--status", "completed", "--tag", "of=many"]
-    assert sorted(copied[6:]) == sorted(asked)
+    assert sorted(command[6:]) == sorted(asked)
 
 
 def test_a_backfill_is_had_as_a_command_with_moments_of_the_zone_of_the_page(page: Page, shop_server: Shop) -> None:
@@ -368,8 +346,7 @@ def test_a_backfill_is_had_as_a_command_with_moments_of_the_zone_of_the_page(pag
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("From").fill("2026-01-10T00:00")
     dialog.get_by_label("Until before").fill("2026-07-13T00:00")
-    dialog.get_by_role("button", name="CLI").click()
-    copied = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    command = shlex.split(copied(page, dialog.get_by_role("button", name="CLI")))
     # The id, from, and to: it takes no options for them.
     times = ["2026-01-09T23:00:00.000Z", "2026-07-12T22:00:00.000Z"]
-    assert copied == ["perdure", "schedules", "backfill", "nightly", *times]
+    assert command == ["perdure", "schedules", "backfill", "nightly", *times]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.ui import shop
-from tests.ui.conftest import Shop
+from tests.ui.conftest import Shop, until
 
 
 def test_filters_stand_in_the_address_and_come_back_with_it(page: Page, still_shop: Shop) -> None:
@@ -54,37 +53,42 @@ def test_an_id_that_is_pasted_opens_its_run_and_not_a_child_of_it(page: Page, st
         expect(page.get_by_role("heading", name="order-0", exact=True)).to_be_visible()
 
 
-def test_a_run_that_starts_is_in_the_list_and_in_the_counts_at_once(page: Page, shop_server: Shop) -> None:
-    page.goto(f"{shop_server.url}?tag=live%3Ayes")
+def test_a_run_that_starts_is_in_the_list_and_in_the_counts_at_once(page: Page, own_shop: Shop) -> None:
+    own_shop.start(shop.forever(1), id="there")
+    _ = own_shop.reached("there", "waiting")
+    page.goto(f"{own_shop.url}?tag=live%3Ayes")
     expect(page.get_by_text("No run fits these filters")).to_be_visible()
     expect(page.get_by_role("button", name="live")).to_be_visible()
     tabs = page.get_by_role("group", name="Status")
-    waiting, cancelled = count(shop_server, "waiting"), count(shop_server, "cancelled")
-    expect(tabs.get_by_role("link", name=f"waiting {waiting}", exact=True)).to_be_visible()
-    shop_server.start(shop.naps(shop.LONG), id="live-1", tags={"live": "yes"})
+    expect(tabs.get_by_role("link", name="waiting 1", exact=True)).to_be_visible()
+    expect(tabs.get_by_role("link", name="cancelled 0", exact=True)).to_be_visible()
+    own_shop.start(shop.naps(shop.LONG), id="live-1", tags={"live": "yes"})
     expect(page.get_by_role("row", name="live-1").get_by_text("waiting")).to_be_visible()
-    expect(tabs.get_by_role("link", name=f"waiting {waiting + 1}", exact=True)).to_be_visible()
-    shop_server.do(shop_server.engine.cancel("live-1"))
+    expect(tabs.get_by_role("link", name="waiting 2", exact=True)).to_be_visible()
+    own_shop.do(own_shop.engine.cancel("live-1"))
     expect(page.get_by_role("row", name="live-1").get_by_text("cancelled")).to_be_visible()
-    expect(tabs.get_by_role("link", name=f"cancelled {cancelled + 1}", exact=True)).to_be_visible()
-    expect(tabs.get_by_role("link", name=f"waiting {waiting}", exact=True)).to_be_visible()
+    expect(tabs.get_by_role("link", name="cancelled 1", exact=True)).to_be_visible()
+    expect(tabs.get_by_role("link", name="waiting 1", exact=True)).to_be_visible()
     page.get_by_role("button", name="Columns").click()
     page.get_by_label("Count the runs").uncheck()
     page.keyboard.press("Escape")
     expect(tabs.get_by_role("link", name="waiting", exact=True)).to_be_visible()
 
 
-def count(shop_server: Shop, status: str) -> int:
-    """How many runs have a status."""
-    found = shop_server.do(shop_server.engine.list(status=status, limit=1000, values=False, roots=True))
-    return len(found)
-
-
-def test_the_live_view_can_be_paused(page: Page, shop_server: Shop) -> None:
-    page.goto(f"{shop_server.url}?tag=paused%3Ayes")
+def test_the_live_view_can_be_paused(page: Page, own_shop: Shop) -> None:
+    page.clock.install()
+    asked: set[Request] = set()
+    page.on("request", lambda request: asked.add(request))
+    page.on("requestfinished", lambda request: asked.discard(request))
+    page.on("requestfailed", lambda request: asked.discard(request))
+    page.goto(f"{own_shop.url}?tag=paused%3Ayes")
     expect(page.get_by_role("button", name="live")).to_be_visible()
     page.keyboard.press("p")
-    shop_server.start(shop.naps(shop.LONG), id="unseen-1", tags={"paused": "yes"})
+    expect(page.get_by_role("button", name="paused")).to_be_visible()
+    # What was heard before is still read.
+    page.clock.run_for(10_000)
+    until(page, lambda: all("/events" in request.url for request in asked))
+    own_shop.start(shop.forever(1), id="unseen-1", tags={"paused": "yes"})
     expect(page.get_by_role("button", name=re.compile(r"paused · \d+ changes"))).to_be_visible()
     expect(page.get_by_text("No run fits these filters")).to_be_visible()
     page.keyboard.press("p")
@@ -130,18 +134,21 @@ def test_columns_and_views_are_remembered(page: Page, still_shop: Shop) -> None:
     expect(page.get_by_role("cell", name="ida", exact=True)).to_be_visible()
 
 
-def test_long_lists_are_read_by_the_page_and_drawn_by_the_window(page: Page, shop_server: Shop) -> None:
+def test_long_lists_are_read_by_the_page_and_drawn_by_the_window(page: Page, own_shop: Shop) -> None:
     for number in range(240):
-        shop_server.start(shop.naps(shop.LONG), id=f"many-{number:03}", tags={"many": "yes"})
-    page.goto(f"{shop_server.url}?tag=many%3Ayes")
+        own_shop.start(shop.echo(number), id=f"many-{number:03}", delay=shop.LONG)
+    page.goto(own_shop.url)
     expect(page.get_by_role("link", name="many-239")).to_be_visible()
     assert page.locator("tbody tr").count() < 80
-    for _ in range(40):
-        if page.get_by_role("link", name="many-000").count():
-            break
-        page.get_by_role("region", name="List of runs").evaluate("one => one.scrollTop = one.scrollHeight")
-        page.wait_for_timeout(50)
-    expect(page.get_by_role("link", name="many-000")).to_be_visible()
+    rows = page.get_by_role("region", name="List of runs")
+    first = page.get_by_role("link", name="many-000")
+
+    def scrolled() -> int:
+        rows.evaluate("one => one.scrollTop = one.scrollHeight")
+        return first.count()
+
+    until(page, scrolled)
+    expect(first).to_be_visible()
     assert page.locator("tbody tr").count() < 80
 
 
@@ -152,13 +159,14 @@ def test_the_list_is_walked_with_keys(page: Page, still_shop: Shop) -> None:
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="order-12")).to_be_visible()
-    page.keyboard.press("g")
-    page.keyboard.press("q")
+    # One right after the other: what comes later is a shortcut of its own.
+    page.evaluate(
+        "for (const key of 'gq') document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
+    )
     expect(page.get_by_role("heading", name="Queues")).to_be_visible()
 
 
-def test_empty_lists_teach(new_page: Callable[..., Page], empty_server: str) -> None:
-    page = new_page()
+def test_empty_lists_teach(page: Page, own_shop: Shop) -> None:
     for path, text in (
         ("", "A workflow is a Python function whose steps are remembered"),
         ("approvals", "A run asks a person"),
@@ -167,5 +175,5 @@ def test_empty_lists_teach(new_page: Callable[..., Page], empty_server: str) -> 
         ("locks", "A lock has one holder at a time"),
         ("compare", "Two runs are compared op by op"),
     ):
-        page.goto(empty_server + path)
+        page.goto(own_shop.url + path)
         expect(page.get_by_text(text)).to_be_visible()

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from perdure.server.development import Development
 from perdure.server.shapes import CheckedRun, DevState
-from tests.ui.conftest import Shop
+from tests.ui.conftest import Shop, until
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 
@@ -59,6 +59,7 @@ def opened_settings(page: Page) -> None:
 
 def opened_bulk(page: Page) -> None:
     """What many runs are told at once."""
+    expect(page.get_by_label("Choose all that are shown")).to_be_attached()
     page.keyboard.press("j")
     page.keyboard.press("x")
     region = page.get_by_role("region", name="Chosen runs")
@@ -147,10 +148,10 @@ def test_the_theme_is_a_setting_that_is_remembered(page: Page, still_shop: Shop)
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.keyboard.press("t")
-    assert page.evaluate(background) != light
+    expect(page.locator("body")).not_to_have_css("background-color", light)
     dark = page.evaluate(background)
     page.reload()
-    assert page.evaluate(background) == dark
+    expect(page.locator("body")).to_have_css("background-color", dark)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -180,6 +181,7 @@ def test_an_edit_that_is_held_back_is_shown_with_the_runs_that_it_would_park(
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("button", name="Take it anyway").click()
+    until(page, lambda: taken)
     expect(page.get_by_role("button", name="Take it anyway")).to_be_enabled()
     assert taken == [True]
     page.goto(f"{url}runs/{still_shop.run_id('order-18')}?op=ship%3A0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 from playwright.sync_api import Page, expect
 
@@ -21,15 +20,15 @@ def test_the_strip_says_where_the_time_went(page: Page, still_shop: Shop) -> Non
     page.goto(still_shop.page_of("nap-1"))
     expect(page.get_by_role("img", name=re.compile("^waited 1 h 10 min, no worker 19 min"))).to_be_visible()
     page.goto(still_shop.page_of("big-2"))
-    expect(page.get_by_role("img", name=re.compile(r"^(waited|paused) 1 h"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile(r"^(waited|paused) \d+ h"))).to_be_visible()
     # It was started with a delay, which is not over: no worker is missing.
     page.goto(still_shop.page_of("chat-2"))
-    expect(page.get_by_role("img", name=re.compile(r"^waited 1 h"))).to_have_accessible_name(re.compile("^[^,]*$"))
+    expect(page.get_by_role("img", name=re.compile(r"^waited \d+ h"))).to_have_accessible_name(re.compile("^[^,]*$"))
 
 
 def test_a_part_of_the_strip_is_as_long_as_its_time(page: Page, still_shop: Shop) -> None:
     page.goto(still_shop.page_of("order-18"))
-    strip = page.get_by_role("img", name="waited 20 min")
+    strip = page.get_by_role("img", name=re.compile("^waited 20 min, backed off 52.0 s, worked 5.30 s"))
     box = strip.bounding_box()
     assert box is not None
 
@@ -48,11 +47,19 @@ def test_a_reason_has_its_moment_once_and_in_the_zone_of_the_page(
     why = still_shop.do(still_shop.engine.why("chat-2"))
     assert why is not None
     assert why.until is not None
-    there = why.until.astimezone(ZoneInfo("Asia/Kathmandu"))
+    # Not by Python's names of months and its idea of this year: the browser has its own.
+    script = """at => {
+        const found = {}, year = {year: 'numeric'}, today = new Date().toLocaleString('en-GB', year);
+        const format = {...year, day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', hourCycle: 'h23'};
+        for (const {type, value} of new Intl.DateTimeFormat('en-GB', format).formatToParts(at)) found[type] = value;
+        const then = found.year === today ? '' : ` ${found.year}`;
+        return `${found.day} ${found.month}${then} ${found.hour}:${found.minute}`;
+    }"""
+    there = page.evaluate(script, why.until.timestamp() * 1000)
     page.goto(still_shop.page_of("chat-2"))
-    expect(page.get_by_text(f"delayed until {there.day} {there:%b %H:%M}", exact=True)).to_be_visible()
+    expect(page.get_by_text(f"delayed until {there}", exact=True)).to_be_visible()
     page.goto(f"{still_shop.url}?q=chat-2")
-    expect(page.get_by_role("row", name="chat-2").get_by_text(f"{there.day} {there:%b %H:%M}")).to_be_visible()
+    expect(page.get_by_role("row", name="chat-2").get_by_text(there)).to_be_visible()
 
 
 def test_idle_time_is_folded_and_back_off_is_told_from_work(page: Page, still_shop: Shop) -> None:
@@ -80,6 +87,7 @@ def test_the_timeline_is_walked_with_keys_and_its_op_is_in_the_address(page: Pag
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"\?op=charge%3A0$"))
+    expect(page.get_by_role("row", name="charge:0")).to_be_focused()
     panel = page.get_by_role("region", name="Op charge:0")
     expect(panel.get_by_text("9007199254740993")).to_be_visible()
     expect(panel.get_by_text("backed off 36.0 s")).to_be_visible()
@@ -210,14 +218,6 @@ def test_a_parked_run_shows_both_sides_and_the_fix_that_was_tried(page: Page, st
     page.get_by_role("button", name="Not now").click()
 
 
-def test_what_a_step_emits_is_on_the_page_while_it_runs(page: Page, shop_server: Shop) -> None:
-    shop_server.start(shop.chat("streams"), id="chat-live")
-    page.goto(f"{shop_server.page_of('chat-live')}?op=write_words%3A0")
-    expect(page.locator("pre.stream")).to_contain_text("A word about streams")
-    expect(page.locator("pre.stream")).to_contain_text("sum of its moments.")
-    expect(page.get_by_role("row", name=re.compile("^thanks:0, signal, waiting"))).to_be_visible()
-
-
 def test_the_family_of_a_run_is_listed(page: Page, still_shop: Shop) -> None:
     page.goto(f"{still_shop.page_of('order-18')}?tab=family")
     tree = page.get_by_role("table", name="Tree")
@@ -233,11 +233,12 @@ def test_a_run_that_is_not_there_is_said_to_be_none(page: Page, still_shop: Shop
     expect(page.get_by_text("There is no such page")).to_be_visible()
 
 
-def test_a_capsule_that_is_dropped_is_looked_at_and_not_imported(page: Page, shop_server: Shop, tmp_path: Path) -> None:
+def test_a_capsule_that_is_dropped_is_looked_at_and_not_imported(
+    page: Page, still_shop: Shop, own_shop: Shop, tmp_path: Path
+) -> None:
     file = tmp_path / "order.capsule"
-    file.write_bytes(shop_server.do(shop_server.engine.export("order-12")))
-    before = shop_server.do(shop_server.engine.list(limit=1000, values=False))
-    page.goto(f"{shop_server.url}capsule")
+    file.write_bytes(still_shop.do(still_shop.engine.export("order-12")))
+    page.goto(f"{own_shop.url}capsule")
     page.get_by_label("Choose a file").set_input_files(file)
     expect(page.get_by_text("A capsule, looked at without importing it")).to_be_visible()
     expect(page).to_have_url(re.compile(r"/runs/~\w+$"))
@@ -245,5 +246,5 @@ def test_a_capsule_that_is_dropped_is_looked_at_and_not_imported(page: Page, sho
     page.get_by_role("tab", name="Source").click()
     page.get_by_role("slider").press("ArrowLeft")
     expect(page.get_by_role("region", name="Source").locator("li", has_text="return await ship(")).to_contain_text("1×")
-    assert len(shop_server.do(shop_server.engine.list(limit=1000, values=False))) == len(before)
     expect(page.get_by_role("button", name="Fork")).to_have_count(0)
+    assert own_shop.do(own_shop.engine.list(values=False)) == []

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from perdure import Engine
 from perdure.server import Tokens
 from tests.ui import shop
-from tests.ui.conftest import PLAIN_HOST, BrowserThread, Complaints, Served, Shop
+from tests.ui.conftest import PATIENCE_MS, PLAIN_HOST, BrowserThread, Complaints, Served, Shop
 from tests.ui.test_looks import violations
 
 
@@ -86,10 +86,10 @@ def test_signing_in_and_out_with_a_token(page: Page, office: Office, out: None) 
 
 def test_a_reader_sees_all_and_is_offered_nothing_that_changes_it(page: Page, office: Office, out: None) -> None:
     sign_in(page, office, office.reader)
-    expect(page.get_by_role("link", name="asks-1")).to_be_visible()
+    expect(page.get_by_role("link", name="asks-3")).to_be_visible()
     expect(page.get_by_role("link", name="Start a run")).to_have_count(0)
     expect(page.get_by_role("checkbox")).to_have_count(0)
-    page.get_by_role("link", name="asks-1").click()
+    page.get_by_role("link", name="asks-3").click()
     expect(page.get_by_role("row", name=re.compile("^sure:0, approval, waiting"))).to_be_visible()
     for action in ("Pause", "Signal", "Cancel", "Fork", "Answer"):
         expect(page.get_by_role("button", name=action, exact=True)).to_have_count(0)
@@ -100,13 +100,14 @@ def test_a_reader_sees_all_and_is_offered_nothing_that_changes_it(page: Page, of
     page.goto(f"{office.url}capsule")
     expect(page.get_by_text("takes the permission debug")).to_be_visible()
     page.goto(f"{office.url}approvals")
-    expect(page.get_by_role("link", name="asks-1")).to_be_visible()
+    expect(page.get_by_role("link", name="asks-3")).to_be_visible()
     expect(page.get_by_role("button", name="Answer")).to_have_count(0)
 
 
 def test_over_plain_http_the_page_says_that_it_takes_https(browser: BrowserThread, office: Office) -> None:
     # Chromium complains of a header that counts for HTTPS alone, so nobody listens to the complaints here.
     page = browser.browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(f"http://{PLAIN_HOST}:{urlsplit(office.url).port}/")
     expect(page.get_by_text("Browsers keep a session over HTTPS alone")).to_be_visible()
     page.get_by_label("Token").fill(office.all)
@@ -140,7 +141,7 @@ def plain_page(browser: BrowserThread, complaints: Complaints, request: pytest.F
 
     def made() -> Page:
         context = browser.browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 844})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         complaints.watch(page)
         return page
