@@ -7,7 +7,7 @@
 PYTHON ?= python3
 CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # More workers than cores: much of the suite waits for leases, servers and processes.
-JOBS   ?= $(shell expr $(CORES) + 6)
+JOBS   ?= $(shell expr $(CORES) + 4)
 ARGS   ?=
 
 ifeq ($(PYTHON),python3)
@@ -44,7 +44,8 @@ $(LOCKED):
 	$(SAY) "setting up $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perdure needs Python 3.11 or newer")'
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python $(PIP) install --require-hashes -r requirements/dev.txt
+	@# Compiled when they are imported: most of it never is.
+	@$(BIN)/python $(PIP) install --no-compile --require-hashes -r requirements/dev.txt
 	@touch $@
 
 $(INSTALLED): $(LOCKED) pyproject.toml
