@@ -8,7 +8,7 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,8 +61,16 @@ class Pair:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Engine, Engine]]:
-        async with self._engine("a") as a, self._engine("b") as b:
+        async with AsyncExitStack() as stack:
+            a, b = [await self._opened(name, stack) for name in ("a", "b")]
             yield a, b
+
+    async def _opened(self, name: str, stack: AsyncExitStack) -> Engine:
+        """Open an engine, again and again where etcd does not answer in time: the machine may be busy."""
+        while True:
+            with suppress(StoreUnavailable):
+                return await stack.enter_async_context(self._engine(name))
+            await asyncio.sleep(0.05)
 
     def _engine(self, name: str) -> Engine:
         def note(id: str, append: Append) -> None:
