@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
-from tests.services.proxy import Proxy
+from tests.services.proxy import Direction, Proxy
 from tests.services.servers import free_port
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -96,9 +96,9 @@ async def is_reset(streams: Streams) -> bool:
     return False
 
 
-async def held(proxy: Proxy, direction: str) -> None:
+async def held(proxy: Proxy, direction: Direction) -> None:
     """Wait until bytes got stuck."""
-    while not any(count for name, count in proxy.held.items() if name == direction):
+    while not proxy.held[direction]:
         await asyncio.sleep(0)
 
 
